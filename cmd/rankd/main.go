@@ -1,0 +1,48 @@
+// Rankd is one rank of a tensor-parallel group, for launchers that start
+// processes themselves. launch starts its own binary as ranks and does not need
+// it.
+//
+// Usage:
+//
+//	OCTET_MASTER=host:port OCTET_RUN_ID=... OCTET_RANK=3 OCTET_TP=8 OCTET_MODEL=dir rankd
+//
+// The environment is the whole configuration; every variable is the flag of
+// launch in capitals with OCTET_ before it (OCTET_ENABLE_FLASHCOMM1,
+// OCTET_MMRS_COMM_MODE, ...). A rank ends when its master stops it (exit 0), or
+// refuses it, or is gone (exit 5). Logs go to stderr.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"octet/cluster"
+)
+
+// exitGroup is launch's exit code for a group that failed.
+const exitGroup = 5
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := rankd(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "rankd:", err)
+		os.Exit(exitGroup)
+	}
+}
+
+func rankd(ctx context.Context) error {
+	level := slog.LevelWarn
+	if text := os.Getenv("OCTET_LOG_LEVEL"); text != "" {
+		if err := level.UnmarshalText([]byte(text)); err != nil {
+			return fmt.Errorf("OCTET_LOG_LEVEL: %w", err)
+		}
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	return cluster.RunRank(ctx, os.Getenv, log)
+}
