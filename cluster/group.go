@@ -28,8 +28,10 @@ type Group struct {
 	quit    chan struct{}
 	done    chan struct{}
 	settled chan struct{} // closed when the group is READY or will not be
-	control *control
-	running sync.WaitGroup // goroutines that post, beside control's
+	// condemned is closed when the group has a reason to end other than Stop.
+	condemned chan struct{}
+	control   *control
+	running   sync.WaitGroup // goroutines that post, beside control's
 
 	// Owned by loop:
 	master  *master
@@ -187,7 +189,8 @@ func (g *Group) arm(e arm) {
 
 func (g *Group) failed(f *Failure) {
 	g.fail.Store(f)
-	g.spec.Log.Error("the group failed", "error", f.Error())
+	close(g.condemned)
+	g.spec.Log.Info("the group failed", "error", f.Error())
 	g.master.work.abandon(f)
 	g.endStreams(f)
 }
@@ -296,22 +299,42 @@ func (g *Group) Submit(ctx context.Context, r Request) (<-chan Event, error) {
 			g.post(call{func() { g.cancel(r.ID, s, ctx.Err()) }})
 		})
 	})
-	if !ran {
-		return nil, g.reason()
-	}
-	if err != nil {
-		return nil, err
+	if !ran || err != nil {
+		return nil, g.explain(ctx, err)
 	}
 	return s.to, nil
 }
 
+// errEnding says that the group is about to end and the reason is not known yet.
+var errEnding = errors.New("the group is about to end")
+
 // refusal says why the group takes no request.
 func (g *Group) refusal() error {
-	switch {
-	case g.master.state == ready && !g.master.judged && !g.master.weighing:
-		return nil
-	case g.master.state == starting:
+	switch m := g.master; {
+	case m.state == starting:
 		return errors.New("the group is still starting")
+	case m.weighing || m.judged:
+		return errEnding
+	case m.state == ready:
+		return nil
+	}
+	return g.reason()
+}
+
+// explain turns the error of a call into the reason why the group takes none,
+// and waits for the verdict where that is about to come.
+func (g *Group) explain(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return g.reason()
+	case !errors.Is(err, errEnding):
+		return err
+	}
+	select {
+	case <-g.condemned:
+	case <-g.done:
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 	return g.reason()
 }
@@ -351,11 +374,8 @@ func (g *Group) Digests(ctx context.Context, request uint64) (map[model.DigestKe
 		g.master.work.asks = append(g.master.work.asks, ask{request,
 			func(perRank [][]model.Digest, err error) { results <- result{perRank, err} }})
 	})
-	switch {
-	case !ran:
-		return nil, g.reason()
-	case refusal != nil:
-		return nil, refusal
+	if !ran || refusal != nil {
+		return nil, g.explain(ctx, refusal)
 	}
 	select {
 	case r := <-results:

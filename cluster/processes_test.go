@@ -104,7 +104,12 @@ func TestKillAnIdleRank(t *testing.T) {
 	g := start(t, processes(t, "qwen3-tp8", 2, settings()["off"], &out))
 	all := pids(g)
 	require.NoError(t, syscall.Kill(all[1], syscall.SIGKILL))
+	eventually(t, 5*time.Second, func() bool { return g.Status().State == "failed" }, "it shows")
+	var early *Failure
+	_, err := g.Submit(context.Background(), Request{ID: 1, IDs: []int{1}, MaxNew: 1})
+	require.ErrorAs(t, err, &early, "the verdict is waited for")
 	f := requireFailure(t, g)
+	require.Same(t, early, f)
 	want := fmt.Sprintf(`rank 1 (pid %d) was killed by signal "killed" while ready`, all[1])
 	require.Equal(t, want, strings.SplitN(f.Error(), ":", 2)[0])
 	require.Equal(t, "failed", g.Status().State)

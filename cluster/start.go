@@ -147,7 +147,8 @@ func newGroup(s Spec) (*Group, error) {
 		spec: s, runID: runID,
 		events: make(chan any, eventsMax), quit: make(chan struct{}),
 		done: make(chan struct{}), settled: make(chan struct{}),
-		links: make([]*link, s.TP), bodies: make([]body, s.TP),
+		condemned: make(chan struct{}),
+		links:     make([]*link, s.TP), bodies: make([]body, s.TP),
 		streams: map[uint64]*stream{}, timers: map[timer]*time.Timer{},
 	}
 	g.control = newControl(g.post, s.Limits.Dead, s.Log.Debug)

@@ -96,7 +96,8 @@ func TestCounts(t *testing.T) {
 	before := slices.Clone(c)
 	c.add(AllReduce, Head, 2)
 	c.add(AllReduce, Sequence, 4)
-	require.Equal(t, Counts{{AllReduce, Sequence, 2, 5}, {AllReduce, Head, 1, 2}, {Gather, Head, 1, 5}}, c)
+	require.Equal(t, Counts{{AllReduce, Sequence, 2, 5}, {AllReduce, Head, 1, 2},
+		{Gather, Head, 1, 5}}, c)
 	require.Equal(t, Counts{{AllReduce, Sequence, 1, 4}, {AllReduce, Head, 1, 2}}, c.Sub(before))
 	require.EqualValues(t, 3, c.Calls(AllReduce))
 	require.EqualValues(t, 2, c.Calls(AllReduce, Sequence))

@@ -76,7 +76,8 @@ func (m *coreMachine) next(r result) access {
 		return load(record(m.worker, task))
 	case coreTaskSeen:
 		if r.value != taskAddress(m.worker) {
-			return m.misbehave("the task address is 0x%X, want 0x%X", r.value, taskAddress(m.worker))
+			return m.misbehave("the task address is 0x%X, want 0x%X", r.value,
+				taskAddress(m.worker))
 		}
 		return m.next(result{value: tokenIdle})
 	case coreLoop:

@@ -165,7 +165,7 @@ func (d *Device) startThreads(setup error) {
 	for t := range d.cfg.Threads {
 		m := &threadMachine{index: t, threads: d.cfg.Threads, workers: d.cfg.Workers(),
 			slice: d.cfg.slice(t), silicon: d.cfg.Profile.SiliconClusters,
-			windows: d.cfg.Profile.windows(), refused: setup != nil}
+			windows: d.cfg.Profile.windows(), refused: t == 0 && setup != nil}
 		for _, c := range d.cores {
 			m.lead.types = append(m.lead.types, c.Type)
 		}

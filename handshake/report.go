@@ -127,7 +127,8 @@ const (
 
 func (p Phase) String() string {
 	names := [...]string{PhaseSetup: "setup", PhaseReport: "awaiting report",
-		PhaseWindow: "opening window", PhaseDone: "awaiting done", PhaseCore: "on the core", PhasePost: "post",
+		PhaseWindow: "opening window", PhaseDone: "awaiting done",
+		PhaseCore: "on the core", PhasePost: "post",
 		PhaseExit: "awaiting exit"}
 	if int(p) >= len(names) || names[p] == "" {
 		return fmt.Sprintf("phase %d", uint8(p))
@@ -194,4 +195,23 @@ func (e *CapacityError) Error() string {
 	most := (e.Clusters + e.Schedulers - 1) / e.Schedulers * coresPerCluster
 	return fmt.Sprintf("assign %d clusters to %d scheduler threads: %d cores on one, limit %d",
 		e.Clusters, e.Schedulers, most, CoresPerSchedulerMax)
+}
+
+// Event is one access of one actor, told when it has ended.
+type Event struct {
+	Round int
+	At    time.Duration // virtual time at which it ended, from the making of the device
+	Took  time.Duration // without the wait before it
+	Actor string        // "AICPU 0", "AICore 17"
+	Op    string        // "store", "barrier", "poll", ...
+	Where string        // "record 3 task"; "" where there is no place
+	Value uint64        // stored, or seen
+}
+
+func (d *Device) trace(a *actor, x access, value uint64, took Span) {
+	if d.cfg.Trace == nil {
+		return
+	}
+	d.cfg.Trace(Event{Round: d.round, At: d.clock.now.Duration(), Took: took.Duration(),
+		Actor: a.name, Op: x.op.String(), Where: x.at.String(), Value: value})
 }

@@ -163,9 +163,10 @@ func TestBadInputIsRefusedByName(t *testing.T) {
 // the exit code of a group failure, and is named with pid, signal and phase.
 func TestDeadRankIsNamed(t *testing.T) {
 	for _, c := range []struct{ point, phase string }{
-		{"rank/assigned=kill", "join"},
+		{"rank/hello=kill", "join"},
+		{"rank/assigned=kill", "handshake"},
 		{"rank/handshake=kill", "handshake"},
-		{"rank/linked=kill", "lin"},
+		{"rank/linked=kill", "link"},
 		{"rank/loaded=kill", "load"},
 		{"rank/step:1=kill", "step 1 (prefill)"},
 		{"rank/step:3=kill", "step 3 (decode)"},

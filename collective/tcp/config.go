@@ -25,6 +25,7 @@ type Config struct {
 	Peers []string
 	// SocketBytes is the size of the kernel's buffers of each data link and
 	// direction; 0 leaves it to the system, which is best on a common network.
+	// Below 16 KiB Linux waits for delayed acknowledgements again and again.
 	SocketBytes int
 }
 

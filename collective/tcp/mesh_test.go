@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -139,10 +138,15 @@ func TestRefusedDiallerGivesUpAtOnce(t *testing.T) {
 func TestForeignAnswerIsNamed(t *testing.T) {
 	other, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	server := &http.Server{Handler: http.NotFoundHandler()}
-	done := make(chan struct{})
-	go func() { _ = server.Serve(other); close(done) }() // ended by Close
-	defer func() { _ = server.Close(); <-done }()
+	var serving sync.WaitGroup
+	serving.Go(func() { // ended by Close
+		for conn, err := other.Accept(); err == nil; conn, err = other.Accept() {
+			_, _ = io.WriteString(conn, "HTTP/1.1 400 Bad Request\r\n\r\n")
+			defer conn.Close()
+		}
+	})
+	defer serving.Wait()
+	defer other.Close()
 	g := newGroup(t, 2)
 	g.peers[0] = other.Addr().String()
 	_, errs := g.mesh(t, patience, []int{1}, 1, nil)
