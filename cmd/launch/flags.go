@@ -187,7 +187,8 @@ type generated struct {
 }
 
 // collect reads a stream to its end. each, if not nil, sees every token.
-func collect(ctx context.Context, stream <-chan cluster.Event, each func(model.Token)) (generated, error) {
+func collect(ctx context.Context, stream <-chan cluster.Event,
+	each func(model.Token)) (generated, error) {
 	var g generated
 	for {
 		select {

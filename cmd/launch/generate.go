@@ -55,7 +55,8 @@ type writer struct {
 	out      io.Writer
 }
 
-func (w *writer) run(ctx context.Context, p *promptFlags, f *pflag.FlagSet, stderr io.Writer) error {
+func (w *writer) run(ctx context.Context, p *promptFlags, f *pflag.FlagSet,
+	stderr io.Writer) error {
 	up := newClient(w.group.runDir)
 	status, err := up.status(ctx)
 	var none refusal
@@ -206,7 +207,8 @@ func (w *writer) showIDs() func(*model.Token) string {
 }
 
 // answer runs one prompt on the server's own group.
-func (s *server) answer(ctx context.Context, r generateRequest, each func(model.Token)) (generated, error) {
+func (s *server) answer(ctx context.Context, r generateRequest,
+	each func(model.Token)) (generated, error) {
 	stream, err := s.group.Submit(ctx, cluster.Request{
 		ID: s.next.Add(1), IDs: r.IDs, MaxNew: r.MaxNew, Sampling: r.Sampling, StopIDs: s.stopIs,
 	})
@@ -217,7 +219,8 @@ func (s *server) answer(ctx context.Context, r generateRequest, each func(model.
 }
 
 // generate runs one prompt on the group that is up.
-func (c *client) generate(ctx context.Context, r generateRequest, each func(model.Token)) (generated, error) {
+func (c *client) generate(ctx context.Context, r generateRequest,
+	each func(model.Token)) (generated, error) {
 	body, err := json.Marshal(r)
 	if err != nil {
 		return generated{}, err

@@ -89,7 +89,8 @@ func wanted(n, tp int, virtual bool) bool {
 
 // runGolden holds every wanted prompt against the golden and returns the
 // digests of each.
-func runGolden(t *testing.T, dir string, g golden, tp int, virtual bool) []map[model.DigestKey]uint64 {
+func runGolden(t *testing.T, dir string, g golden, tp int,
+	virtual bool) []map[model.DigestKey]uint64 {
 	t.Helper()
 	dir, err := filepath.Abs(dir)
 	require.NoError(t, err)

@@ -3,7 +3,7 @@
 //
 // Usage:
 //
-//	launch verify   [flags]   run prompts with FC1 off, FC1 on, FC1+MMRS aiv and FC1+MMRS ai_cpu and compare
+//	launch verify   [flags]   compare FC1 off, FC1 on, FC1+MMRS aiv and FC1+MMRS ai_cpu
 //	launch generate [flags]   prompts in, tokens out, streamed as they come
 //	launch up       [flags]   start a group and serve generate, status and stop until stopped
 //	launch status   [flags]   say how the group in the run directory is
@@ -19,14 +19,15 @@
 //	--flashcomm1_min_prefill_tokens N least tokens of a step for FC1 (8192; verify: 1)
 //	--flashcomm1_min_tp N             least group size for FC1 (8; verify: 2)
 //	--enable_mmrs_fusion              fused Matmul-ReduceScatter under FC1 (false; verify: true)
-//	--mmrs_comm_mode MODE             aiv, ai_cpu or none, the operator's own default (aiv; verify: both)
-//	--mmrs_contract C                 extended admits float32; device refuses it, as the operator does
-//	--on-failure stop                 what a dead rank does to the group; restart is not built yet
+//	--mmrs_comm_mode MODE             aiv, ai_cpu, or none = ai_cpu (aiv; verify: both)
+//	--mmrs_contract C                 extended admits float32; device refuses it (extended)
+//	--on-failure stop                 what a dead rank does to the group (restart: not built)
 //	--rank-env R:KEY=VALUE            environment of rank R only; may be repeated
 //	--run-dir DIR                     socket and lock of a group (a directory of the user's)
 //	--join-timeout D                  from start until every rank is ready (60s)
-//	--json                            one JSON object (generate: one a prompt) on stdout
-//	--log-level L                     debug, info, warn or error, on stderr, tagged with the rank (warn)
+//	--step-timeout D                  for one step of the whole group (120s)
+//	--json                            one JSON object on stdout; generate: one a prompt
+//	--log-level L                     debug, info, warn or error, on stderr (warn)
 //
 // Prompts, of verify and generate:
 //

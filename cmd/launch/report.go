@@ -193,7 +193,8 @@ func (r *verifyReport) writeTable(w io.Writer) {
 			count(s.AllGather, s.Expected.AllGather), fmt.Sprintf("%.2f", s.Seconds)})
 	}
 	t.Render()
-	fmt.Fprintln(w, "FC1 steps: active/all; counts: calls of one rank/calls by the formula (AllGather: sequence)")
+	fmt.Fprintln(w, "FC1 steps: active/all; counts: calls of one rank/calls by the formula, "+
+		"AllGather that of the sequence")
 	for _, s := range r.Settings {
 		if len(s.Refusals) > 0 {
 			fmt.Fprintf(w, "%s: not active: %s\n", s.Name, reasons(s.Refusals))

@@ -93,7 +93,8 @@ func absent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
-func (c *client) do(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
+func (c *client) do(ctx context.Context, method, path string,
+	body io.Reader) (*http.Response, error) {
 	r, err := http.NewRequestWithContext(ctx, method, "http://octet"+path, body)
 	if err != nil {
 		return nil, err
