@@ -95,9 +95,10 @@ func (e *AbortError) Unwrap() error { return e.err }
 // evidence name the same culprits.
 //
 // The strongest class decides, then the least sequence, the fewest culprits,
-// the least culprit and the least informer. All deaths are named together,
-// with one exception: two ranks that report each other dead, and that nobody
-// else reports, live on either side of a cut link.
+// the least culprit and the least informer. A link that ended at a rank which
+// gave up says nothing. All deaths are named together, with one exception: two
+// ranks that report each other dead, and that nobody else reports, live on
+// either side of a cut link.
 func Verdict(evidence []Cause) (verdict Cause, ok bool) {
 	if len(evidence) == 0 {
 		return Cause{}, false
@@ -106,6 +107,11 @@ func Verdict(evidence []Cause) (verdict Cause, ok bool) {
 	for i := range ev {
 		ev[i] = relabelCut(ev[i], evidence)
 	}
+	ev = slices.DeleteFunc(ev, func(c Cause) bool {
+		return c.Class == Link && slices.ContainsFunc(c.Culprits, func(r int) bool {
+			return gaveUp(r, evidence)
+		})
+	})
 	best := slices.MinFunc(ev, compareCauses)
 	best.Culprits = slices.Clone(best.Culprits)
 	if best.Class == Death {
@@ -118,6 +124,13 @@ func Verdict(evidence []Cause) (verdict Cause, ok bool) {
 	slices.Sort(best.Culprits)
 	best.Culprits = slices.Compact(best.Culprits)
 	return best, true
+}
+
+// gaveUp reports whether rank r said of itself that it gives up.
+func gaveUp(r int, evidence []Cause) bool {
+	return slices.ContainsFunc(evidence, func(c Cause) bool {
+		return c.Class == Aborted && c.Informer == r && slices.Equal(c.Culprits, []int{r})
+	})
 }
 
 // relabelCut turns the report of a death into that of a cut link when the one

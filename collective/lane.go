@@ -137,13 +137,13 @@ func (l *lanes) hear(cause Cause, final bool) {
 }
 
 // explain turns a link broken by a peer that left in order into what it is: the
-// peer is gone while this rank still needs it.
+// peer is gone while this rank still needs it. One that gave up has said why.
 func (l *lanes) explain(c Cause) Cause {
 	if c.Class != Link || c.Informer != l.c.cfg.Rank {
 		return c
 	}
 	for _, r := range c.Culprits {
-		if l.peers[r].bye {
+		if l.peers[r].bye && !gaveUp(r, l.jury.evidence) {
 			c.Class, c.Culprits = Death, []int{r}
 			c.Detail = "left in order while still needed: " + c.Detail
 			return c

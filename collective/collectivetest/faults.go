@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -195,7 +196,10 @@ func anotherEpoch(t *testing.T, mesh func(t *testing.T, size int) []Endpoint) {
 func killed(t *testing.T, mesh func(t *testing.T, size int) []Endpoint) {
 	for _, dead := range [][]int{{2}, {0}, {1, 3}} {
 		t.Run(fmt.Sprint(dead), func(t *testing.T) {
-			g := newGroup(t, mesh(t, 5), nil)
+			// Both deaths must fall into one grace, on a busy host too.
+			g := newGroup(t, mesh(t, 5), func(c *collective.Config) {
+				c.Timeouts.Grace = 150 * time.Millisecond
+			})
 			var died time.Time
 			knew := make([]time.Time, 5)
 			errs := g.each("killed", func(ctx context.Context, r int, c *collective.Comm) error {
@@ -203,9 +207,11 @@ func killed(t *testing.T, mesh func(t *testing.T, size int) []Endpoint) {
 				for i := 0; ; i++ {
 					if i == 50 && r == dead[0] {
 						died = time.Now()
+						var all sync.WaitGroup // at once: closing may wait for peers
 						for _, d := range dead {
-							_ = g.ends[d].Lane.Close()
+							all.Go(func() { _ = g.ends[d].Lane.Close() })
 						}
+						all.Wait()
 						return g.ends[r].Transport.Close()
 					}
 					buf := newMemory(fp32, 3000)
@@ -277,6 +283,33 @@ func cancelled(t *testing.T, mesh func(t *testing.T, size int) []Endpoint) {
 		require.Equal(t, []int{1}, a.Culprits, "rank %d: %v", r, err)
 	}
 	require.ErrorIs(t, errs[1], context.Canceled)
+}
+
+// gaveUp checks that a rank which gives up and leaves at once is named as having
+// done that: the links that end with it are a consequence.
+func gaveUp(t *testing.T, mesh func(t *testing.T, size int) []Endpoint) {
+	for range 5 {
+		g := newGroup(t, mesh(t, 4), nil)
+		errs := g.each("gave up", func(ctx context.Context, r int, c *collective.Comm) error {
+			for i := 0; ; i++ {
+				if i == 20 && r == 2 {
+					err := c.Abort(collective.Cause{Culprits: []int{2}, Detail: "no more"})
+					return errors.Join(err, c.Close())
+				}
+				buf := newMemory(fp32, 3000)
+				err := c.AllReduce(ctx, call, buf.buffer(), buf.buffer(), collective.SUM)
+				if err != nil {
+					return err
+				}
+			}
+		})
+		for r, err := range errs {
+			a := abort(t, err, r)
+			require.Equal(t, collective.Aborted, a.Class, "rank %d: %v", r, err)
+			require.Equal(t, []int{2}, a.Culprits, "rank %d: %v", r, err)
+			require.Contains(t, a.Detail, "no more", "rank %d", r)
+		}
+	}
 }
 
 // closedInOrder checks that a rank which closes after the last operation is not

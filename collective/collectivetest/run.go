@@ -38,6 +38,7 @@ func Run(t *testing.T, mesh func(t *testing.T, size int) []Endpoint) {
 	t.Run("killed", func(t *testing.T) { killed(t, mesh) })
 	t.Run("absent", func(t *testing.T) { absent(t, mesh) })
 	t.Run("cancelled", func(t *testing.T) { cancelled(t, mesh) })
+	t.Run("gave up", func(t *testing.T) { gaveUp(t, mesh) })
 	t.Run("closed in order", func(t *testing.T) { closedInOrder(t, mesh) })
 }
 
