@@ -137,6 +137,7 @@ const (
 	siteFreshRegs                      // core's invalidate while it polls aicpu_regs_ready
 	siteReleaseSetup                   // release order of init_failed before setup_done
 	siteReleaseArrive                  // release order of a slice before its arrival
+	siteReleaseInit                    // release order of init_failed before init_done
 	siteReset                          // host's reset of the records before a launch
 )
 

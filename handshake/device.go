@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"time"
 )
 
 // eventsMax bounds the events of one bring-up or shutdown; a whole device with a
@@ -250,6 +251,9 @@ func (d *Device) failpoint(name string) error {
 	return d.cfg.Failpoint(fmt.Sprintf("handshake/%s:%d", name, d.round))
 }
 
+// Now is the virtual time since the device was made.
+func (d *Device) Now() time.Duration { return d.clock.now.Duration() }
+
 func (d *Device) core(worker int) *actor { return d.aicores[worker] }
 
 // blame names the core of a failure.
@@ -277,10 +281,25 @@ func (d *Device) verdict(setup error) error {
 			err.Cause = cmp.Or(err.Cause, errors.New(m.lost))
 		}
 	}
+	if m := d.deceived(); m != nil {
+		err.Cause = errors.Join(err.Cause,
+			fmt.Errorf("thread %d took the round for a good one", m.index))
+	}
 	slices.SortStableFunc(err.Cores, func(a, b *CoreError) int {
 		return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Phase, b.Phase))
 	})
 	return orNil(err)
+}
+
+// deceived is the first thread that believes in a round which the leader has given
+// up; nil: there is none.
+func (d *Device) deceived() *threadMachine {
+	for _, a := range d.threads {
+		if m := a.machine.(*threadMachine); m.good && d.mem.control[initFailed] != 0 {
+			return m
+		}
+	}
+	return nil
 }
 
 func orNil(err *RoundError) error {

@@ -72,7 +72,8 @@
 // scheduler c mod S, S = T-1 or 1, at most [CoresPerSchedulerMax] cores each;
 // release init_done=1. If anything failed: abort every core through its record
 // (which also reaches one whose window is closed) and EXIT through every open
-// window, await them all against one deadline, init_failed=1, init_done=1.
+// window, await them all against one deadline, init_failed=1, release init_done=1.
+// The others wait for init_done and then look at init_failed.
 //
 // Exit: EXIT to all cores of a scheduler, await COND = exited against one deadline
 // that all schedulers share, then DATA_MAIN_BASE = idle, FAST_PATH_ENABLE = close.

@@ -3,6 +3,7 @@ package handshake
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -63,7 +64,7 @@ func TestFaultsAreBoundedAndNamed(t *testing.T) {
 				require.ErrorContains(t, err, tt.why)
 				require.ErrorContains(t, err, fmt.Sprintf("worker 40 (AIV of cluster 8, physical "+
 					"id %d, thread %d) [%v]", d.cores[w].Physical, 2*(1-int(policy)), tt.phases[0]))
-				require.Less(t, d.clock.now.Duration(), r.Total+tt.within+100*time.Microsecond)
+				require.Less(t, d.Now(), r.Total+tt.within+100*time.Microsecond)
 				require.Nil(t, r.Assignment)
 				requireOthersShut(t, d, failed)
 
@@ -126,13 +127,13 @@ func TestManyDeadCoresShareTheLimits(t *testing.T) {
 	d, err := New(with(func(c *Config) { c.Faults = faults }))
 	require.NoError(t, err)
 	for round := 1; round <= 2; round++ { // a fault without a round stays
-		start := d.clock.now
+		start := d.Now()
 		_, err = d.BringUp(t.Context())
 		failed := (*RoundError)(nil)
 		require.ErrorAs(t, err, &failed)
 		require.Len(t, failed.Cores, 2*72)
 		require.ErrorContains(t, err, "and 140 more")
-		require.Less(t, (d.clock.now - start).Duration(),
+		require.Less(t, d.Now()-start,
 			d.cfg.Limits.Report+d.cfg.Limits.Exit+100*time.Microsecond)
 	}
 }
@@ -148,7 +149,7 @@ func TestACoreThatIgnoresExitIsNamed(t *testing.T) {
 	require.NoError(t, err)
 	_, err = d.BringUp(t.Context())
 	require.NoError(t, err)
-	start := d.clock.now
+	start := d.Now()
 	err = d.Shutdown(t.Context())
 	failed := (*RoundError)(nil)
 	require.ErrorAs(t, err, &failed)
@@ -160,7 +161,7 @@ func TestACoreThatIgnoresExitIsNamed(t *testing.T) {
 	}
 	slices.Sort(stay)
 	require.Equal(t, []int{0, 3, 30, 71}, stay)
-	took := (d.clock.now - start).Duration()
+	took := d.Now() - start
 	require.Less(t, took, d.cfg.Limits.Exit+100*time.Microsecond)
 	require.Greater(t, took, d.cfg.Limits.Exit)
 	for w, a := range d.aicores {
@@ -194,7 +195,7 @@ func TestAFailedSetupIsSeenByAllThreads(t *testing.T) {
 	_, err = d.BringUp(t.Context())
 	require.EqualError(t, err, "device round 1: set up: no memory")
 	require.Zero(t, stores)
-	require.Zero(t, d.clock.now, "nobody waits for anything")
+	require.Zero(t, d.Now(), "nobody waits for anything")
 	_, err = d.BringUp(t.Context())
 	require.NoError(t, err)
 }
@@ -243,4 +244,62 @@ func TestTooManyCoresForOneScheduler(t *testing.T) {
 			requireOthersShut(t, d, &RoundError{})
 		}
 	}
+}
+
+func TestFaultsOfManyCoresAtOnce(t *testing.T) {
+	// Whatever is wrong with whichever cores, a round ends in time, names the faulty
+	// cores and no sound one but the owner of an id that came twice, and the next
+	// round works.
+	for seed := range uint64(150) {
+		cfg, faulty, sound := randomFaults(seed)
+		d, err := New(cfg)
+		require.NoError(t, err, "seed %d", seed)
+		_, err = d.BringUp(t.Context())
+		if err == nil {
+			err = d.Shutdown(t.Context())
+		}
+		failed := (*RoundError)(nil)
+		require.ErrorAs(t, err, &failed, "seed %d: %v", seed, cfg.Faults)
+		require.NoError(t, failed.Cause, "seed %d: %v", seed, cfg.Faults)
+		named := map[int]bool{}
+		for _, c := range failed.Cores {
+			require.True(t, faulty[c.Worker] || sound[c.Worker], "seed %d: %v", seed, c)
+			named[c.Worker] = true
+		}
+		for w := range faulty {
+			require.True(t, named[w], "seed %d: worker %d of %v", seed, w, cfg.Faults)
+		}
+		l := cfg.Limits
+		require.Less(t, d.Now(), l.Report+time.Duration(len(faulty))*l.Done+l.Exit+time.Millisecond,
+			"seed %d: %v", seed, cfg.Faults)
+		requireOthersShut(t, d, failed)
+		_, err = d.Round(t.Context())
+		require.NoError(t, err, "seed %d: %v", seed, cfg.Faults)
+	}
+}
+
+// randomFaults is a device with faults in its first round: which workers have
+// one, and which sound ones another claims to be.
+func randomFaults(seed uint64) (cfg Config, faulty, sound map[int]bool) {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	cfg = Default()
+	cfg.Seed, cfg.Policy = seed, Policy(rng.IntN(2))
+	cfg.Clusters, cfg.Threads = 2+rng.IntN(20), 1+rng.IntN(ThreadsMax)
+	if rng.IntN(2) == 0 {
+		cfg.Profile.Anchor = AnchorLaunch
+		cfg.Profile.BootSpread.Time = Span(rng.Int64N(int64(cfg.Profile.Boot.Time)))
+	}
+	faulty, sound = map[int]bool{}, map[int]bool{}
+	order := rng.Perm(cfg.Workers())
+	n := 1 + rng.IntN(cfg.Workers()/2)
+	for i := range n {
+		f := Fault{Worker: order[i], Round: 1, Kind: NeverBoots + FaultKind(rng.IntN(6)),
+			Value: 100, Other: order[n+i%(len(order)-n)]}
+		faulty[f.Worker] = true
+		if f.Kind == ReportsDuplicate {
+			sound[f.Other] = true
+		}
+		cfg.Faults = append(cfg.Faults, f)
+	}
+	return cfg, faulty, sound
 }

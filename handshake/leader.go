@@ -25,8 +25,8 @@ const (
 
 // leader is the post phase: it looks at what all threads have recorded, builds
 // the lists and gives every cluster to a scheduler; or, if anything failed,
-// shuts every core that can be shut. Whoever waits for init_done then finds
-// init_failed as it stands.
+// shuts every core that can be shut. Whoever waits for init_done then finds out by
+// init_failed.
 type leader struct {
 	types    []CoreType // by layout
 	fail     func() error
@@ -65,7 +65,7 @@ func (l *leader) next(m *threadMachine, r result) access {
 		return store(control(initFailed), 1)
 	case leadDone:
 		l.step = leadHalt
-		return access{op: opRelease, at: control(initDone), value: 1}
+		return access{op: opRelease, at: control(initDone), value: 1, site: siteReleaseInit}
 	case leadHalt:
 		return m.stop()
 	}
@@ -83,12 +83,12 @@ func (l *leader) baseSeen(m *threadMachine, base uint64) access {
 
 func (l *leader) typeSeen(m *threadMachine, typ uint64) access {
 	switch {
-	case l.bases[l.core] == 0 && !l.latched:
+	case l.latched || l.cause != nil: // named already; what else is missing follows from it
+	case l.bases[l.core] == 0:
 		l.blame("has no window recorded, though its thread has arrived")
-	case l.bases[l.core] == 0: // named by its thread already
-	case typ == unset && !l.latched:
+	case typ == unset:
 		l.blame("is done, but has no core type")
-	case typ != uint64(l.types[l.core]) && !l.latched:
+	case typ != uint64(l.types[l.core]):
 		l.blame("reported core type %d, the layout says %v", typ, l.types[l.core])
 	}
 	if l.core++; l.core < m.workers {

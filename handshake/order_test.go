@@ -103,6 +103,22 @@ func TestAFailedSetupIsToldBeforeItsEnd(t *testing.T) {
 	}
 }
 
+func TestAFailedRoundIsToldBeforeItsEnd(t *testing.T) {
+	// Without release order init_failed trails init_done, and a thread takes a failed
+	// round for a good one; with it none does.
+	for omit, want := range map[site]bool{0: false, siteReleaseInit: true} {
+		d, err := New(with(func(c *Config) {
+			c.omit = omit
+			c.Faults = []Fault{{Kind: ReportsInvalidID, Worker: 5, Value: 80}}
+		}))
+		require.NoError(t, err)
+		_, err = d.BringUp(t.Context())
+		require.ErrorContains(t, err, "reported id 80")
+		require.Equal(t, want,
+			strings.Contains(err.Error(), "thread 1 took the round for a good one"))
+	}
+}
+
 // failsIn runs rounds until the given one, which must fail with this core, phase
 // and reason; it returns the error's text.
 func failsIn(t *testing.T, round int, p Phase, worker int, why string, cfg Config) string {

@@ -28,6 +28,7 @@ const (
 	atArrived
 	atCheck
 	atEnd
+	atVerdict
 	atLead
 	atHalt
 )
@@ -59,6 +60,7 @@ type threadMachine struct {
 	reported bool      // the first report of the slice is there
 	failures []failure // of its slice; the leader adds those of the post phase
 	lost     string    // what of the other threads did not come in time
+	good     bool      // does not lead, and has found the round up
 	lead     leader    // the leader's post phase
 }
 
@@ -236,6 +238,10 @@ func (m *threadMachine) finish(r result) access {
 		if r.late {
 			return m.lose("the leader's post phase")
 		}
+		m.step = atVerdict
+		return load(control(initFailed))
+	case atVerdict:
+		m.good = r.value == 0
 		return m.stop()
 	case atLead:
 		return m.lead.next(m, r)

@@ -66,6 +66,13 @@ func TestTotalsAreTheDocumentedOnes(t *testing.T) {
 	}
 }
 
+func TestOneCoreASlice(t *testing.T) {
+	// The least slice pays one broadcast, one boot and one service.
+	_, r := bringUp(t, with(single))
+	require.Equal(t, 486+386+11_000+3017*time.Nanosecond, r.Total)
+	require.Equal(t, 3017*time.Nanosecond, r.Service)
+}
+
 func TestSerialAndParallelDifferByTheirThreads(t *testing.T) {
 	// One of four threads that handshakes alone takes 263 us, all four 74 to 75.
 	_, serial := bringUp(t, with(func(c *Config) { c.Policy = Serial }))

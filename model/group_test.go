@@ -26,8 +26,14 @@ import (
 //	OCTET_LONG=1 go test ./model -timeout 2h
 func long() bool { return os.Getenv("OCTET_LONG") == "1" }
 
-// stepWait is the deadline of one step of a group in a test.
-const stepWait = 10 * time.Minute
+// stepWait is the deadline of one step of a group in a test. The longest prompt
+// of the goldens takes some ten minutes of processor time.
+func stepWait() time.Duration {
+	if long() {
+		return time.Hour
+	}
+	return 5 * time.Minute
+}
 
 // loaded is a model directory with its shards, read once a test.
 type loaded struct {
@@ -74,7 +80,7 @@ func start(t *testing.T, c *loaded, tp int, o Options, change func(e *EngineConf
 	for rank, shard := range c.of(t, tp) {
 		data, lane := network.Rank(rank)
 		comm, err := collective.New(collective.Config{RunID: t.Name(), Rank: rank, Size: tp,
-			Epoch: 1, Timeouts: collective.Timeouts{Op: stepWait, Dead: stepWait}}, data, lane)
+			Epoch: 1, Timeouts: collective.Timeouts{Op: stepWait(), Dead: stepWait()}}, data, lane)
 		require.NoError(t, err)
 		t.Cleanup(func() { comm.Close() })
 		cfg := EngineConfig{Config: c.config, Shard: shard, Comm: comm, Options: o, Epoch: 1,
@@ -95,7 +101,7 @@ func start(t *testing.T, c *loaded, tp int, o Options, change func(e *EngineConf
 
 // try runs a plan on all ranks and returns what each of them says.
 func (g *group) try(p *Plan) ([]*StepResult, []error) {
-	ctx, cancel := context.WithTimeout(context.Background(), stepWait)
+	ctx, cancel := context.WithTimeout(context.Background(), stepWait())
 	defer cancel()
 	results, errs := make([]*StepResult, len(g.engines)), make([]error, len(g.engines))
 	var ranks sync.WaitGroup

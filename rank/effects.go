@@ -124,7 +124,9 @@ func (d *driver) bringUp(ctx context.Context) report {
 	if err := d.failpoint("rank/handshake"); err != nil {
 		return d.failed(0, fmt.Errorf("bring up the device: %w", err))
 	}
-	device, err := handshake.New(d.cfg.Device)
+	cfg := d.cfg.Device
+	cfg.Failpoint = d.cfg.Failpoint
+	device, err := handshake.New(cfg)
 	if err != nil {
 		return d.failed(0, fmt.Errorf("bring up the device: %w", err))
 	}

@@ -116,7 +116,7 @@ func TestLaneEndsOnNonsense(t *testing.T) {
 		l := newLane([]net.Conn{nil, near})
 		_, err := far.Write([]byte(nonsense))
 		require.NoError(t, err)
-		require.NoError(t, far.CloseWrite())
+		_ = far.CloseWrite() // the lane may have closed first
 		e, _ := hear(t, l)
 		require.Error(t, e.End)
 		require.NotErrorIs(t, e.End, io.EOF)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -53,7 +54,7 @@ func waiting(t *testing.T) (addr string) {
 // A hello that does not fit is answered with both values.
 func TestRefusalsNameBothValues(t *testing.T) {
 	addr := waiting(t)
-	good := hello{run: keyOf("a run"), epoch: 5, size: 3, from: 1, to: 0, purpose: forData, instance: 7}
+	good := hello{run: keyOf("a run"), epoch: 5, size: 3, from: 1, purpose: forData, instance: 7}
 	_, a := say(t, addr, good.append(nil))
 	require.Equal(t, accepted, a.code)
 	for _, c := range []struct {
@@ -113,7 +114,8 @@ func TestRefusedDiallerGivesUpAtOnce(t *testing.T) {
 		{"run id", func(c *Config) { c.RunID = "other" }, `run id "other", want "a run"`},
 		{"epoch", func(c *Config) { c.Epoch = 4 }, "stale epoch 4, this rank is in epoch 5"},
 		{"size", func(c *Config) { c.Size, c.Peers = 2, c.Peers[:2] }, "size 2, want 3"},
-		{"table", func(c *Config) { c.Rank = 2; c.Peers[1] = c.Peers[0] }, "looking for rank 1, this is rank 0"},
+		{"table", func(c *Config) { c.Rank = 2; c.Peers[1] = c.Peers[0] },
+			"looking for rank 1, this is rank 0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			addr := waiting(t)
@@ -169,7 +171,7 @@ func TestStrangersBesideAMesh(t *testing.T) {
 		strangers.Go(func() { // ends when the listener closes the connection
 			defer conn.Close()
 			_, err := io.Copy(io.Discard, conn)
-			if !errors.Is(err, context.DeadlineExceeded) {
+			if !errors.Is(err, os.ErrDeadlineExceeded) {
 				closed <- time.Since(begun)
 			}
 		})
@@ -272,7 +274,7 @@ func TestNextEpochOnTheSameListeners(t *testing.T) {
 // the same rank does not.
 func TestSameInstanceMayDialAgain(t *testing.T) {
 	addr := waiting(t)
-	h := hello{run: keyOf("a run"), epoch: 5, size: 3, from: 2, to: 0, purpose: forLane, instance: 7}
+	h := hello{run: keyOf("a run"), epoch: 5, size: 3, from: 2, purpose: forLane, instance: 7}
 	first, a := say(t, addr, h.append(nil))
 	require.Equal(t, accepted, a.code)
 	_, a = say(t, addr, h.append(nil))

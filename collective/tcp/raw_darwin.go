@@ -8,6 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// yieldsMax is how many passes in a row may move nothing before Progress blocks
+// in the kernel. There is no call here that gives the core to another process,
+// so ranks that share cores have to block soon.
+const yieldsMax = 5
+
 // sender is what sending needs beside the vectors.
 type sender struct{ scratch [][]byte }
 
@@ -52,11 +57,8 @@ func yieldProcessor() {}
 // tune makes a send to a peer that is gone an error and never a signal.
 func tune(fd int) { _ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_NOSIGPIPE, 1) }
 
-// unsent is how many bytes the peer's kernel has not acknowledged.
-func unsent(fd int) int {
+// acknowledged reports whether the peer's kernel has all bytes that were sent.
+func acknowledged(fd int) bool {
 	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_NWRITE)
-	if err != nil {
-		return 0
-	}
-	return n
+	return err != nil || n == 0
 }

@@ -13,11 +13,6 @@ import (
 	"octet/collective"
 )
 
-// yieldsMax is how many passes in a row may move nothing before Progress blocks
-// in the kernel. Fewer cost latency when ranks share cores, more cost nothing
-// but processor time.
-const yieldsMax = 200
-
 // transport is a rank's end of all its data links. It has no goroutine.
 type transport struct {
 	// Set by newTransport, never changed:
@@ -209,8 +204,8 @@ func (t *transport) Close() error {
 }
 
 // delivered throws away what has arrived, because closing a socket that holds
-// unread bytes destroys what it has not sent, and reports whether the peer has
-// all that was sent.
+// unread bytes resets the connection, and reports whether the peer has all that
+// was sent.
 func (l *link) delivered(waste []byte) bool {
 	for range 64 { // a peer that goes on sending is not waited for
 		n, err := unix.Read(l.fd, waste)
@@ -221,7 +216,7 @@ func (l *link) delivered(waste []byte) bool {
 			break
 		}
 	}
-	return l.send.err != nil || unsent(l.fd) == 0
+	return l.send.err != nil || acknowledged(l.fd)
 }
 
 // pause waits a millisecond, or less when a peer says something. There is no
