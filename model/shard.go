@@ -3,7 +3,10 @@ package model
 import (
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
+
+	"golang.org/x/sync/errgroup"
 
 	"octet/internal/kernel"
 )
@@ -89,17 +92,38 @@ func (k *cutter) shard() *Shard {
 	s := &Shard{Rank: k.rank, Size: k.size}
 	embed := k.columns(k.names.embed())
 	s.Embed = &Table{raw: embed.raw, kind: embed.kind, rows: embed.rows, cols: embed.cols}
-	for i := range c.Layers {
-		if k.err != nil {
-			return nil
-		}
-		s.Layers = append(s.Layers, k.layer(i))
+	if s.Layers = k.layers(c.Layers); k.err != nil {
+		return nil
 	}
 	s.Norm = k.vector(k.names.norm())
 	s.HeadFrom, s.HeadTo = c.HeadRange(k.rank, k.size)
 	s.Head = k.head(s.HeadFrom, s.HeadTo)
 	s.Bytes = k.taken
 	return s
+}
+
+// layers cuts n layers, some at a time: reading waits for the disk while packing
+// takes a core.
+func (k *cutter) layers(n int) []Layer {
+	var cuts errgroup.Group
+	cuts.SetLimit(runtime.GOMAXPROCS(0)) // what each reads is held until it is packed
+	all, taken := make([]Layer, n), make([]int64, n)
+	for i := range n {
+		cuts.Go(func() error { // ends when the layer is cut
+			own := *k
+			own.taken = 0
+			all[i] = own.layer(i)
+			taken[i] = own.taken
+			return own.err
+		})
+	}
+	if err := cuts.Wait(); k.err == nil {
+		k.err = err
+	}
+	for _, bytes := range taken {
+		k.taken += bytes
+	}
+	return all
 }
 
 func (k *cutter) layer(i int) Layer {
