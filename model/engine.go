@@ -128,7 +128,7 @@ func NewEngine(cfg EngineConfig) (*Engine, error) {
 		rank:      cfg.Shard.Rank,
 		size:      size,
 		act:       kernel.F32,
-		segments:  max(1, c.Segments()/size),
+		segments:  c.SegmentsFor(size) / size,
 		rope:      NewRotation(c.Rope),
 		scale:     float32(1 / math.Sqrt(float64(c.HeadDim))),
 		cache: newCache(c.Layers, max(1, c.KVHeads/size), c.HeadDim, cfg.Slots,
@@ -238,7 +238,8 @@ type scratch struct {
 	mixed            []float32 // (T, heads/tp * dim): output of attention
 	acted            []float32 // (T, I/tp): silu(gate) * up
 	tile             []float32 // (tileRows, columns of qkv or of gate and up)
-	scores           []float32 // (KeyBlock)
+	scores           []float32 // (kernel.AttendScores)
+	heads            heads     // that attend together
 	cos, sin         []float32 // (T, rot/2)
 	picked           []float32 // (B, H): rows whose logits are wanted
 	share            []float32 // (B, columns): this rank's columns of rows that are gathered

@@ -321,7 +321,12 @@ func (s *step) attention(l int, w *Layer, x []float32) []float32 {
 			}
 			kernel.Round(row, s.act)
 			s.cacheRow(l, w, t, row[k:])
-			s.attendRow(l, w, t, row[:k], mixed[t*k:(t+1)*k])
+			s.turn(row[:k], w.QNorm, t)
+		}
+		for i := 0; i < n; {
+			m := s.neighbours(from+i, n-i)
+			s.attend(l, from+i, m, qkv[i*cols:(i+m)*cols], mixed[(from+i)*k:(from+i+m)*k])
+			i += m
 		}
 	})
 	return mixed
@@ -371,17 +376,41 @@ func (s *step) kvHeads() (first int, owner bool) {
 	return s.rank / replicas, s.rank%replicas == 0
 }
 
-// attendRow writes to out (heads, dim) the attention of q (heads, dim) of row t
-// over its own position and all before.
-func (s *step) attendRow(l int, w *Layer, t int, q, out []float32) {
-	row, dim := s.plan.Rows[t], s.config.HeadDim
-	s.turn(q, w.QNorm, t)
-	heads := len(q) / dim
-	scores := grow(&s.work.scores, kernel.KeyBlock)
-	for h := range heads {
-		keys, values := s.cache.at(row.Slot, l, h*s.cache.heads/heads)
-		kernel.Attend(out[h*dim:(h+1)*dim], q[h*dim:(h+1)*dim], keys, values,
-			row.Pos+1, dim, s.scale, scores)
+// neighbours is how many of the n rows from t on are of row t's request, up to
+// the first that is not.
+func (s *step) neighbours(t, n int) int {
+	m := 1
+	for m < n && s.plan.Rows[t+m].Slot == s.plan.Rows[t].Slot {
+		m++
+	}
+	return m
+}
+
+// heads are query heads that attend to the same keys and values.
+type heads struct {
+	out, q [][]float32 // (dim)
+	seen   []int       // positions from 0 on
+}
+
+// attend writes to out (n, heads*dim) the attention of the queries of n rows of
+// one request from t on, each over its own position and all before. The heads
+// that share a kv head go together. rows is (n, qkv).
+func (s *step) attend(l, t, n int, rows, out []float32) {
+	dim, k, cols := s.config.HeadDim, len(out)/n, len(rows)/n
+	group := k / dim / s.cache.heads
+	scores := grow(&s.work.scores, kernel.AttendScores)
+	for kv := range s.cache.heads {
+		a := &s.work.heads
+		a.out, a.q, a.seen = a.out[:0], a.q[:0], a.seen[:0]
+		for i := range n {
+			for h := kv * group; h < (kv+1)*group; h++ {
+				a.out = append(a.out, out[i*k+h*dim:][:dim])
+				a.q = append(a.q, rows[i*cols+h*dim:][:dim])
+				a.seen = append(a.seen, s.plan.Rows[t+i].Pos+1)
+			}
+		}
+		keys, values := s.cache.at(s.plan.Rows[t].Slot, l, kv)
+		kernel.AttendRows(a.out, a.q, a.seen, keys, values, dim, s.scale, scores)
 	}
 	kernel.Round(out, s.act)
 }

@@ -3,6 +3,9 @@ package kernel
 // KeyBlock is the positions of one block of keys and values.
 const KeyBlock = 64
 
+// AttendScores is the scratch that AttendRows needs for any number of rows.
+const AttendScores = tile * KeyBlock
+
 // Attend writes to out (dim) the attention of one query row q (dim) of one head
 // over the first n keys, n > 0. keys[b] and values[b] hold the positions
 // [64b, 64b+64) as (64, dim); what lies beyond n is not read. scores (64) is
@@ -16,8 +19,8 @@ func Attend(out, q []float32, keys, values [][]float32, n, dim int, scale float3
 // AttendRows is Attend for several query rows that read the same keys and
 // values, like the heads of a group or a prompt's positions: row i sees the
 // first n[i] keys. The bits are those of Attend row by row; what is saved is
-// the work on keys and values that rows share, which halves the time from some
-// eight rows on. scores (rows, 64) is scratch; for more than 32 rows, 32 will do.
+// the work on keys and values that rows share, which halves the time for 32 rows.
+// scores (rows, 64) is scratch; AttendScores will always do.
 func AttendRows(out, q [][]float32, n []int, keys, values [][]float32, dim int,
 	scale float32, scores []float32) {
 	var a attention
