@@ -25,6 +25,16 @@ func (m *master) accuse(epoch uint32, cause collective.Cause) {
 	}
 }
 
+// aborted takes why a rank's part of the epoch is over. What others relay of its
+// words is no confession.
+func (m *master) aborted(r int, e *rank.Abort) {
+	c := &e.Cause
+	if e.Epoch == m.epoch && c.Informer == r && slices.Equal(c.Culprits, []int{r}) {
+		m.ranks[r].confession = c
+	}
+	m.accuse(e.Epoch, e.Cause)
+}
+
 func (m *master) hungUp(r int, err error) {
 	member := &m.ranks[r]
 	member.state = "gone"
@@ -164,10 +174,9 @@ func (m *master) conclude(waited bool) {
 // connections they look at; it alone knows why. A rank that ended without a
 // word, or that speaks of others, changes nothing.
 func (m *master) confessed(verdict collective.Cause) collective.Cause {
-	for _, c := range m.evidence {
-		itself := slices.Equal(c.Culprits, []int{c.Informer})
-		if itself && slices.Equal(c.Culprits, verdict.Culprits) {
-			return c
+	for r := range m.ranks {
+		if c := m.ranks[r].confession; c != nil && slices.Equal(c.Culprits, verdict.Culprits) {
+			return *c
 		}
 	}
 	return verdict

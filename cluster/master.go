@@ -50,6 +50,9 @@ type member struct {
 	byeFor  string // why the rank gives up, by its own words
 	pressed bool   // it was sent a signal by us, so its end proves nothing
 	exit    *exit  // nil while it runs
+	// confession is the trouble that the rank says it has itself; nil: none.
+	confession *collective.Cause
+
 	heard   time.Time
 	state   string
 	step    uint64
@@ -325,7 +328,7 @@ func (m *master) said(r int, message rank.Message) {
 	case *rank.Stepped:
 		m.stepped(r, e)
 	case *rank.Abort:
-		m.accuse(e.Epoch, e.Cause)
+		m.aborted(r, e)
 	case *rank.DigestsAnswer:
 		if err := m.work.answered(r, e); err != nil {
 			m.protest(r, err.Error())

@@ -39,6 +39,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync/atomic"
 
 	"octet/collective"
 	"octet/internal/kernel"
@@ -103,6 +104,8 @@ type Engine struct {
 	cache   *cache
 	digests *digester
 	work    scratch
+
+	otherwise atomic.Pointer[PlanError] // set by Step, for readers outside
 }
 
 // StepResult is what a step gave on this rank.
@@ -171,18 +174,35 @@ func (e *Engine) run(ctx context.Context, p *Plan) (*StepResult, error) {
 	d := e.decide(p.Facts())
 	s := &step{Engine: e, ctx: ctx, plan: p, d: d, hash: p.Hash(d)}
 	r := &StepResult{Decision: d}
+	if d != p.Decision {
+		e.otherwise.Store(&PlanError{Plan: p.Decision, Derived: d})
+	}
 	if len(p.Rows) > 0 {
 		var err error
 		if r.Tokens, err = s.forward(); err != nil {
 			return nil, err
 		}
 	}
-	if d != p.Decision {
-		return nil, fmt.Errorf("the plan says %+v, this group derives %+v", p.Decision, d)
+	if other := e.otherwise.Load(); other != nil {
+		return nil, other
 	}
 	r.Counts = e.counts().Sub(before)
 	return r, nil
 }
+
+// PlanError says that a rank would run a step otherwise than the plan says.
+type PlanError struct {
+	Plan, Derived Decision
+}
+
+func (e *PlanError) Error() string {
+	return fmt.Sprintf("this rank derives %v, the plan says %v", e.Derived, e.Plan)
+}
+
+// Otherwise is nil, or how this rank plans a step otherwise than its plan says.
+// It may be called from any goroutine, also while that step waits for the others,
+// who find out by the hash of the plan.
+func (e *Engine) Otherwise() *PlanError { return e.otherwise.Load() }
 
 // decide derives the decision from this rank's own options.
 func (e *Engine) decide(f Facts) Decision {

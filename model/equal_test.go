@@ -305,7 +305,7 @@ func TestAGroupThatDerivesOtherThanThePlanSaysSo(t *testing.T) {
 	p.Decision = eager().Decide(c.config, 2, p.Facts())
 	_, errs := g.try(p)
 	for _, err := range errs {
-		require.ErrorContains(t, err, "this group derives")
+		require.ErrorContains(t, err, "this rank derives fc1 off")
 	}
 }
 

@@ -227,6 +227,21 @@ type Decision struct {
 	Mode       collective.CommMode // how fused projections communicate
 }
 
+// String is the decision in words.
+func (d Decision) String() string {
+	if !d.FC1 {
+		return "fc1 off (" + d.Reason + ")"
+	}
+	kind := func(fused bool, why string) string {
+		if fused {
+			return "mmrs " + d.Mode.String()
+		}
+		return "unfused (" + why + ")"
+	}
+	return fmt.Sprintf("fc1 on with %d of %d rows, o_proj %s, down_proj %s", d.L, d.P,
+		kind(d.Fuse.O, d.FuseReason.O), kind(d.Fuse.Down, d.FuseReason.Down))
+}
+
 // Decide is the gate. The options must be valid.
 func (o Options) Decide(c *Config, tp int, f Facts) Decision {
 	d := Decision{Reason: o.refuse(tp, f), Mode: o.mode()}

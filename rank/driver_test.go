@@ -382,6 +382,9 @@ func TestRunDerivesOtherwise(t *testing.T) {
 		for _, abort := range hearUntil[*Abort](m, 4) {
 			require.Equal(t, collective.Mismatch, abort.Cause.Class)
 			require.Equal(t, []int{3}, abort.Cause.Culprits)
+			if abort.Cause.Informer == 3 {
+				require.Contains(t, abort.Cause.Detail, "this rank derives fc1 off")
+			}
 		}
 		m.hangUp()
 		for r := range m.conns {

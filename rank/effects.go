@@ -43,6 +43,19 @@ func (d *driver) failed(epoch uint32, err error) report {
 	return report{event: Failed{epoch, err, causeOf(err, d.cfg.Rank, epoch)}}
 }
 
+// failedIn is failed for what happens while an engine is open. A rank that knows
+// itself to be the one who plans otherwise says so: the others saw only a hash.
+func (d *driver) failedIn(engine *model.Engine, epoch uint32, err error) report {
+	cause := causeOf(err, d.cfg.Rank, epoch)
+	if engine != nil && cause.Class == collective.Mismatch {
+		if other := engine.Otherwise(); other != nil {
+			cause.Culprits, cause.Informer = []int{d.cfg.Rank}, d.cfg.Rank
+			cause.Detail = clip(other.Error())
+		}
+	}
+	return report{event: Failed{epoch, err, cause}}
+}
+
 // causeOf puts an error into the words of the group. What the Comm found stands;
 // a broken link names both its ends; all else is this rank's own trouble.
 func causeOf(err error, rank int, epoch uint32) collective.Cause {
@@ -234,7 +247,7 @@ func (d *driver) run(p *model.Plan) {
 		}
 		result, err := engine.Step(ctx, p)
 		if err != nil {
-			return d.failed(p.Epoch, fmt.Errorf("step %d: %w", p.Step, err))
+			return d.failedIn(engine, p.Epoch, fmt.Errorf("step %d: %w", p.Step, err))
 		}
 		return report{event: Ran{&Stepped{Epoch: p.Epoch, Step: p.Step, Counts: result.Counts,
 			Decision: result.Decision, Tokens: result.Tokens}}}
@@ -262,7 +275,7 @@ func (d *driver) commSpent() {
 	ep := d.epoch
 	ep.spent = nil
 	if err := ep.comm.Err(); err != nil && !ep.closing {
-		d.settle(d.failed(ep.number, err))
+		d.settle(d.failedIn(ep.engine, ep.number, err))
 	}
 }
 

@@ -200,7 +200,7 @@ func TestRankThatDisagreesIsNamed(t *testing.T) {
 		{"OCTET_CHUNK=5", `chunk is "5" there, "0" here`},
 		{"OCTET_TP=2", `2`},
 		{"OCTET_MODEL=" + other, "model.config is "},
-		{"OCTET_FAILPOINT=model/plan=error", "plan hash: "},
+		{"OCTET_FAILPOINT=model/plan=error", "this rank derives fc1 off"},
 	} {
 		r := launch(t, "generate", "--ids", "1,2,3,4", "--max-new-tokens", "8", "--tp", "4",
 			"--enable_flashcomm1", "--flashcomm1_min_prefill_tokens", "1", "--flashcomm1_min_tp", "2",
