@@ -2,7 +2,6 @@ package collectivetest
 
 import (
 	"bytes"
-	"encoding/binary"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -114,13 +113,4 @@ func operator(op collective.ReduceOp) func(a, b float32) float32 {
 		return func(a, b float32) float32 { return float32(math.Min(float64(a), float64(b))) }
 	}
 	return func(a, b float32) float32 { return a + b }
-}
-
-// asFloats reads stored little-endian float32s.
-func asFloats(b []byte) []float32 {
-	out := make([]float32, len(b)/4)
-	for i := range out {
-		out[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
-	}
-	return out
 }

@@ -81,7 +81,7 @@ var mutants = []mutant{
 		"			o.sendChunks(r, src.slice((p-1-r)*n, (p-r)*n), cut(n, n, most))"}},
 		[]string{"./collective/mem", "Conformance"}},
 	{"one rank has FC1 off", []edit{{"model/engine.go",
-		`e.Failpoint != nil && e.Failpoint("model/plan") != nil`, `e.rank == e.size-1`}},
+		`e.failpoint != nil && e.failpoint("model/plan") != nil`, `e.rank == e.size-1`}},
 		[]string{"./model", "Equal|Bits"}},
 	{"plan hash is not compared", []edit{{"collective/descriptor.go",
 		"	return terms{h.plan, h.verb,", "	return terms{0, h.verb,"}},
