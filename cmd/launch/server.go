@@ -85,8 +85,11 @@ func holdRunDir(dir string) (*os.File, error) {
 		return nil, refuse("a group is up in %s already, by process %s: stop it, or give "+
 			"another --run-dir", dir, holder[:n])
 	}
-	if err := f.Truncate(0); err == nil {
-		_, err = fmt.Fprintf(f, "%d", os.Getpid())
+	if err := f.Truncate(0); err != nil {
+		return nil, refuse("--run-dir: %w", errors.Join(err, f.Close()))
+	}
+	if _, err := fmt.Fprintf(f, "%d", os.Getpid()); err != nil {
+		return nil, refuse("--run-dir: %w", errors.Join(err, f.Close()))
 	}
 	return f, nil
 }
