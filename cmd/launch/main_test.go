@@ -198,7 +198,7 @@ func TestRankThatDisagreesIsNamed(t *testing.T) {
 	for _, c := range []struct{ env, want string }{
 		{"OCTET_ENABLE_FLASHCOMM1=false", `enable_flashcomm1 is "false" there, "true" here`},
 		{"OCTET_CHUNK=5", `chunk is "5" there, "0" here`},
-		{"OCTET_TP=2", `2`},
+		{"OCTET_TP=2", `OCTET_RANK is "3": must be a whole number in 0..1`},
 		{"OCTET_MODEL=" + other, "model.config is "},
 		{"OCTET_FAILPOINT=model/plan=error", "this rank derives fc1 off"},
 	} {
