@@ -27,7 +27,7 @@ type Group struct {
 	events  chan any // sockets, children, timers, gossip, callers -> loop
 	quit    chan struct{}
 	done    chan struct{}
-	settled chan struct{} // closed when the group is READY or will not be
+	ready   chan struct{} // closed when every rank is READY; never in a start that fails
 	// condemned is closed when the group has a reason to end other than Stop.
 	condemned chan struct{}
 	control   *control
@@ -41,7 +41,6 @@ type Group struct {
 	timers  map[timer]*time.Timer
 	list    *gossip // nil in a virtual group
 	cleanup []func()
-	isUp    bool  // it was READY
 	early   []any // effects from before the loop
 
 	last atomic.Pointer[Status] // written as the last thing that loop does
@@ -107,7 +106,6 @@ func (g *Group) finish() {
 	g.running.Wait()
 	status := g.status()
 	g.last.Store(&status)
-	g.settle()
 }
 
 // carryOut does what the master decided, in order.
@@ -133,8 +131,7 @@ func (g *Group) carryOut(effects []any) {
 		case meet:
 			g.meet(e.Addrs)
 		case isReady:
-			g.isUp = true
-			g.settle()
+			close(g.ready)
 		case failed:
 			g.failed(e.Failure)
 		case isOver:
@@ -193,15 +190,6 @@ func (g *Group) failed(f *Failure) {
 	g.spec.Log.Info("the group failed", "error", f.Error())
 	g.master.work.abandon(f)
 	g.endStreams(f)
-}
-
-// settle lets Start go on.
-func (g *Group) settle() {
-	select {
-	case <-g.settled:
-	default:
-		close(g.settled)
-	}
 }
 
 // reason is why requests end without being finished.
@@ -442,6 +430,9 @@ func (g *Group) Stop(ctx context.Context) error {
 		return ctx.Err()
 	}
 }
+
+// Ready is closed when every rank is READY, and never in a start that fails.
+func (g *Group) Ready() <-chan struct{} { return g.ready }
 
 // Done is closed when nothing of the group is left.
 func (g *Group) Done() <-chan struct{} { return g.done }

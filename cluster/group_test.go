@@ -384,7 +384,8 @@ func TestAnotherPlanIsNamed(t *testing.T) {
 	require.Equal(t, 2, f.Rank, f.Error())
 	require.Equal(t, collective.Mismatch, f.Cause.Class)
 	require.Equal(t, "step 1 (prefill)", f.Phase)
-	require.Contains(t, f.Error(), "this rank derives fc1 off (enable_flashcomm1 is off), the plan says")
+	require.Contains(t, f.Error(),
+		"this rank derives fc1 off (enable_flashcomm1 is off), the plan says")
 	select {
 	case <-g.Done():
 	case <-until(t, 10*time.Second).Done():

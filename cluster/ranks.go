@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -42,7 +43,7 @@ func Build() string {
 func RunRank(ctx context.Context, getenv func(string) string, log *slog.Logger) error {
 	cfg, err := rank.FromEnv(getenv)
 	if err != nil {
-		return err
+		return &InputError{err}
 	}
 	if cfg.Build == "" {
 		cfg.Build = Build()
@@ -58,6 +59,9 @@ func RunRank(ctx context.Context, getenv func(string) string, log *slog.Logger) 
 	cfg.Gossip = member.seam()
 	return rank.Run(ctx, cfg)
 }
+
+// RankVariables are the environment variables that RunRank reads, sorted.
+func RankVariables() []string { return rank.Variables() }
 
 // seam is gossip as a rank takes it.
 func (g *gossip) seam() *rank.Gossip {
@@ -92,16 +96,15 @@ func rankConfig(s *Spec, runID string, r int) rank.Config {
 }
 
 // environ is the whole environment of rank r's process: the parent's, what the
-// group says, and what is for this rank alone. Later entries win.
+// group says, and what is for this rank alone. Later entries win. The parent's
+// own OCTET_ variables are left out: they are of another rank, or of another day,
+// and flags have said everything.
 func environ(s *Spec, runID, master string, r int, parent []string) []string {
 	cfg := rankConfig(s, runID, r)
-	env := append([]string{}, parent...)
-	for _, line := range cfg.Environ(master, nil) {
-		// What is empty here says nothing, and must not hide what the parent says.
-		if name, value, _ := strings.Cut(line, "="); value != "" || name == rank.EnvBuild {
-			env = append(env, line)
-		}
-	}
+	env := slices.DeleteFunc(slices.Clone(parent), func(line string) bool {
+		return strings.HasPrefix(line, rank.EnvPrefix)
+	})
+	env = append(env, cfg.Environ(master, nil)...)
 	env = append(env, "GOMAXPROCS="+strconv.Itoa(threads(s.TP, parent)))
 	return append(env, s.RankEnv[r]...)
 }
@@ -192,6 +195,9 @@ func virtualConfig(s *Spec, runID string, r int, h *hub) (rank.Config, error) {
 	cfg, err := rank.FromEnv(func(name string) string { return env[name] })
 	if err != nil {
 		return cfg, fmt.Errorf("configure rank %d: %w", r, err)
+	}
+	if cfg.Rank != r { // a process is found out by its pid
+		return cfg, fmt.Errorf("configure rank %d: %s is %d", r, rank.EnvRank, cfg.Rank)
 	}
 	if err := virtualFailpoints(env[rank.EnvFailpoint]); err != nil {
 		return cfg, fmt.Errorf("configure rank %d: %w", r, err)

@@ -88,39 +88,53 @@ func (s *Spec) Validate() error {
 	return s.Limits.validate()
 }
 
-// Start starts a group and returns it when every rank is READY. When that does
-// not come about, it returns the *Failure, the error of the input or that of
-// ctx, and nothing is left. Afterwards ctx means nothing to the group: Stop
-// ends it. Spec.Progress runs in the group's loop, so it must not wait and must
-// not call the group.
+// InputError is a Spec, or the environment of a rank, that cannot be used. It is
+// no failure of a group: there was none.
+type InputError struct{ Err error }
+
+func (e *InputError) Error() string { return e.Err.Error() }
+
+// Unwrap gives what is wrong.
+func (e *InputError) Unwrap() error { return e.Err }
+
+// Start is Begin, and returns when every rank is READY. When that does not come
+// about, it returns the *Failure, an *InputError or the error of ctx, and
+// nothing is left. Afterwards ctx means nothing to the group: Stop ends it.
 func Start(ctx context.Context, s Spec) (*Group, error) {
+	g, err := Begin(s)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-g.ready:
+		return g, nil
+	case <-g.done:
+		return nil, g.reason()
+	case <-ctx.Done():
+		if err := g.Stop(context.WithoutCancel(ctx)); err != nil {
+			return nil, fmt.Errorf("%w, and then: %w", ctx.Err(), err)
+		}
+		return nil, ctx.Err()
+	}
+}
+
+// Begin starts a group and returns it at once: Ready tells when every rank is
+// READY, and Done when none is left. Spec.Progress runs in the group's loop, so
+// it must not wait and must not call the group.
+func Begin(s Spec) (*Group, error) {
 	g, err := newGroup(s)
 	if err != nil {
 		return nil, fmt.Errorf("start a group: %w", err)
 	}
 	g.launch()
 	go g.loop() // ends when every rank has ended, see Stop and failed
-	select {
-	case <-g.settled:
-	case <-ctx.Done():
-		g.post(call{func() { g.carryOut(g.master.Step(askStop{"cancelled"})) }})
-		<-g.done
-		if err := g.Err(); err != nil {
-			return nil, fmt.Errorf("%w, and then: %w", ctx.Err(), err)
-		}
-		return nil, ctx.Err()
-	}
-	if g.isUp { // written before settled was closed
-		return g, nil
-	}
-	<-g.done
-	return nil, g.reason()
+	return g, nil
 }
 
 // newGroup prepares a group: everything but the ranks.
 func newGroup(s Spec) (*Group, error) {
 	if err := s.Validate(); err != nil {
-		return nil, err
+		return nil, &InputError{err}
 	}
 	s.Limits = s.Limits.withDefaults()
 	if s.Log == nil {
@@ -135,18 +149,18 @@ func newGroup(s Spec) (*Group, error) {
 	}
 	id, config, err := optionsIdentity(&s, runID)
 	if err != nil {
-		return nil, err
+		return nil, &InputError{err}
 	}
 	slots := min(slotsMax, s.Options.MaxTokens)
 	planner, err := model.NewPlanner(model.PlannerConfig{Model: config, Options: s.Options,
 		TP: s.TP, Epoch: 1, Slots: slots})
 	if err != nil {
-		return nil, err
+		return nil, &InputError{err}
 	}
 	g := &Group{
 		spec: s, runID: runID,
 		events: make(chan any, eventsMax), quit: make(chan struct{}),
-		done: make(chan struct{}), settled: make(chan struct{}),
+		done: make(chan struct{}), ready: make(chan struct{}),
 		condemned: make(chan struct{}),
 		links:     make([]*link, s.TP), bodies: make([]body, s.TP),
 		streams: map[uint64]*stream{}, timers: map[timer]*time.Timer{},

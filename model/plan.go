@@ -213,7 +213,7 @@ func (p *Planner) check(r Request) error {
 		return errors.New("the prompt has no token")
 	case r.MaxNew < 1:
 		return fmt.Errorf("%d tokens wanted: must be at least 1", r.MaxNew)
-	case len(r.IDs)+r.MaxNew > p.cfg.Options.MaxPositions(p.cfg.Model):
+	case r.MaxNew > p.cfg.Options.MaxPositions(p.cfg.Model)-len(r.IDs):
 		return fmt.Errorf("%d prompt and %d new tokens exceed %d positions (%s)",
 			len(r.IDs), r.MaxNew, p.cfg.Options.MaxPositions(p.cfg.Model), namePositions)
 	}

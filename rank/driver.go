@@ -85,7 +85,7 @@ func newDriver(ctx context.Context, cfg Config) (*driver, error) {
 	if d.mesh == nil {
 		l, err := tcp.Listen(cfg.Listen)
 		if err != nil {
-			return nil, fmt.Errorf("listen for peers at %s: %w", cfg.Listen, err)
+			return nil, fmt.Errorf("%s is %q: %w", EnvListen, cfg.Listen, err)
 		}
 		d.listen, d.addr, d.mesh = l, l.Addr(), d.dialMesh
 	}

@@ -25,7 +25,7 @@ const (
 	EnvListen    = "OCTET_LISTEN"    // host:port for peers; empty: a free loopback port
 	EnvDigests   = "OCTET_DIGESTS"   // true: keep row digests
 	EnvFailpoint = "OCTET_FAILPOINT" // see Failpoints
-	envOption    = "OCTET_"
+	EnvPrefix    = "OCTET_"          // of all of them
 )
 
 // listenDefault is a free port that only this host can reach.
@@ -82,7 +82,19 @@ func (c *Config) Environ(master string, points Failpoints) []string {
 	return lines
 }
 
-func optionVariable(name string) string { return envOption + strings.ToUpper(name) }
+// Variables are the names that FromEnv reads, sorted.
+func Variables() []string {
+	names := []string{EnvModel, EnvRank, EnvTP, EnvMaster, EnvRunID, EnvBuild, EnvListen,
+		EnvDigests, EnvFailpoint}
+	options := model.DefaultOptions()
+	for name := range options.Map() {
+		names = append(names, optionVariable(name))
+	}
+	slices.Sort(names)
+	return names
+}
+
+func optionVariable(name string) string { return EnvPrefix + strings.ToUpper(name) }
 
 // envReader reads variables and keeps the first error.
 type envReader struct {

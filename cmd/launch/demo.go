@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"embed"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -19,26 +20,40 @@ var demo embed.FS
 
 const demoName = "qwen3-demo"
 
-// unpackDemo gives a directory that holds the embedded checkpoint. The directory
-// is a cache of the user's, named by content; it is written once, and checked
-// byte by byte on every use.
+// unpackDemo gives a directory that holds the embedded checkpoint: in the user's
+// cache, or where that cannot be written, in a temporary directory of the user's.
 func unpackDemo() (string, error) {
+	var dirs []string
+	if cache, err := os.UserCacheDir(); err == nil {
+		dirs = append(dirs, filepath.Join(cache, "octet"))
+	}
+	dirs = append(dirs, filepath.Join(os.TempDir(), userDir()))
+	var why []error
+	for _, base := range dirs {
+		dir, err := unpackDemoIn(base)
+		if err == nil {
+			return dir, nil
+		}
+		why = append(why, err)
+	}
+	return "", errors.Join(why...)
+}
+
+// unpackDemoIn gives a directory below base that holds the embedded checkpoint.
+// It is named by content, written once, and checked byte by byte on every use.
+func unpackDemoIn(base string) (string, error) {
 	files, hash, err := demoFiles()
 	if err != nil {
 		return "", err
 	}
-	base, err := os.UserCacheDir()
-	if err != nil {
-		base = os.TempDir()
-	}
-	dir := filepath.Join(base, "octet", fmt.Sprintf("%s-%x", demoName, hash[:6]))
+	dir := filepath.Join(base, fmt.Sprintf("%s-%x", demoName, hash[:6]))
 	if holds(dir, files) {
 		return dir, nil
 	}
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+	if err := os.MkdirAll(base, 0o755); err != nil {
 		return "", fmt.Errorf("unpack the demo checkpoint: %w", err)
 	}
-	next, err := os.MkdirTemp(filepath.Dir(dir), demoName+"-new-")
+	next, err := os.MkdirTemp(base, demoName+"-new-")
 	if err != nil {
 		return "", fmt.Errorf("unpack the demo checkpoint: %w", err)
 	}

@@ -44,6 +44,7 @@ func exitCode(err error) int {
 	var stop signalError
 	var code exitError
 	var failure *cluster.Failure
+	var input *cluster.InputError
 	switch {
 	case err == nil:
 		return exitOK
@@ -53,7 +54,7 @@ func exitCode(err error) int {
 		return code.code
 	case errors.As(err, &failure):
 		return exitGroup
-	case errors.As(err, &refusal{}):
+	case errors.As(err, &refusal{}), errors.As(err, &input):
 		return exitRefused
 	}
 	return exitGroup

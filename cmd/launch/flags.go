@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -54,6 +55,10 @@ func (g *groupFlags) register(f *pflag.FlagSet, defaults model.Options) {
 	registerRunDir(f, g)
 }
 
+// startFlags are the flags that say how a group is started, and nothing about
+// what it is.
+var startFlags = []string{"on-failure", "rank-env", "join-timeout", "step-timeout"}
+
 // registerRunDir adds the flags that every command has.
 func registerRunDir(f *pflag.FlagSet, g *groupFlags) {
 	f.StringVar(&g.runDir, "run-dir", defaultRunDir(), "`DIR` of a group's socket and lock")
@@ -66,8 +71,11 @@ func defaultRunDir() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
 		return filepath.Join(dir, "octet")
 	}
-	return filepath.Join(os.TempDir(), "octet-"+strconv.Itoa(os.Getuid()))
+	return filepath.Join(os.TempDir(), userDir())
 }
+
+// userDir names a directory of the user's where all users have theirs.
+func userDir() string { return "octet-" + strconv.Itoa(os.Getuid()) }
 
 // target is the checkpoint that a command is about.
 type target struct {
@@ -100,7 +108,7 @@ func (g *groupFlags) open() (*target, error) {
 		return nil, refuse("--tp is %d, want at least 1", g.tp)
 	}
 	if err := t.config.CheckTP(g.tp); err != nil {
-		return nil, refuse("--tp %d: %w", g.tp, err)
+		return nil, refuse("--tp: %w", err)
 	}
 	if err := g.options.Validate(); err != nil {
 		return nil, refusal{err}
@@ -165,6 +173,7 @@ func (g *groupFlags) needsProcess(env map[int][]string) bool {
 
 func parseRankEnv(list []string, tp int) (map[int][]string, error) {
 	env := map[int][]string{}
+	known := append(cluster.RankVariables(), envLogLevel)
 	for _, item := range list {
 		rank, kv, ok := strings.Cut(item, ":")
 		key, _, set := strings.Cut(kv, "=")
@@ -174,6 +183,10 @@ func parseRankEnv(list []string, tp int) (map[int][]string, error) {
 		}
 		if n < 0 || n >= tp {
 			return nil, refuse("--rank-env %q: rank %d is outside the group of %d", item, n, tp)
+		}
+		if strings.HasPrefix(key, "OCTET_") && !slices.Contains(known, key) {
+			return nil, refuse("--rank-env %q: ranks read no %s, only %s", item, key,
+				strings.Join(known, ", "))
 		}
 		env[n] = append(env[n], kv)
 	}

@@ -34,6 +34,9 @@ func generateCommand() *cobra.Command {
 	f.Float32Var(&s.TopP, "top-p", 1, "draw from the best that make up p of the probability")
 	f.Uint64Var(&s.Seed, "seed", 0, "of the draws")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		if err := s.Validate(); err != nil {
+			return refusal{err}
+		}
 		if !f.Changed("temperature") && (f.Changed("top-k") || f.Changed("top-p") || f.Changed("seed")) {
 			s.Temperature = 1
 		}
@@ -59,13 +62,12 @@ func (w *writer) run(ctx context.Context, p *promptFlags, f *pflag.FlagSet,
 	stderr io.Writer) error {
 	up := newClient(w.group.runDir)
 	status, err := up.status(ctx)
-	var none refusal
 	switch {
 	case err == nil:
 		if err := w.adopt(f, status); err != nil {
 			return err
 		}
-	case !errors.As(err, &none):
+	case !errors.Is(err, errNoGroup):
 		return err
 	}
 	if w.target, err = w.group.open(); err != nil {
@@ -102,6 +104,12 @@ func (w *writer) adopt(f *pflag.FlagSet, s *statusReport) error {
 	mine, err := w.group.open()
 	if err != nil {
 		return err
+	}
+	for _, name := range startFlags {
+		if f.Changed(name) {
+			return refuse("--%s is for the start of a group, but one is up in %s: stop it, or give "+
+				"another --run-dir", name, w.group.runDir)
+		}
 	}
 	for name, value := range w.group.flags(mine) {
 		flag := f.Lookup(name)
@@ -145,18 +153,27 @@ func (w *writer) one(ctx context.Context, p prompt, from source) error {
 		if err != nil {
 			return err
 		}
-		return json.NewEncoder(w.out).Encode(w.answer(p, got))
+		if err := json.NewEncoder(w.out).Encode(w.answer(p, got)); err != nil {
+			return refuse("write the answer: %w", err)
+		}
+		return nil
 	}
 	show := w.showText()
 	if p.text == "" {
 		show = w.showIDs()
 	}
-	got, err := from(ctx, r, func(t model.Token) { io.WriteString(w.out, show(&t)) })
-	io.WriteString(w.out, show(nil)+"\n")
+	var unwritten error
+	write := func(s string) {
+		if _, err := io.WriteString(w.out, s); err != nil && unwritten == nil {
+			unwritten = refuse("write the answer: %w", err)
+		}
+	}
+	got, err := from(ctx, r, func(t model.Token) { write(show(&t)) })
+	write(show(nil) + "\n")
 	if err == nil && got.finish == "error" {
 		err = errors.New("the stream ended without a reason")
 	}
-	return err
+	return errors.Join(err, unwritten)
 }
 
 func (w *writer) answer(p prompt, got generated) answered {
@@ -210,7 +227,7 @@ func (w *writer) showIDs() func(*model.Token) string {
 func (s *server) answer(ctx context.Context, r generateRequest,
 	each func(model.Token)) (generated, error) {
 	stream, err := s.group.Submit(ctx, cluster.Request{
-		ID: s.next.Add(1), IDs: r.IDs, MaxNew: r.MaxNew, Sampling: r.Sampling, StopIDs: s.stopIs,
+		ID: s.next.Add(1), IDs: r.IDs, MaxNew: r.MaxNew, Sampling: r.Sampling, StopIDs: s.config.StopIDs,
 	})
 	if err != nil {
 		return generated{}, err

@@ -6,7 +6,7 @@
 //	launch verify   [flags]   compare FC1 off, FC1 on, FC1+MMRS aiv and FC1+MMRS ai_cpu
 //	launch generate [flags]   prompts in, tokens out, streamed as they come
 //	launch up       [flags]   start a group and serve generate, status and stop until stopped
-//	launch status   [flags]   say how the group in the run directory is
+//	launch status   [flags]   say how the group in the run directory is, from its start on
 //	launch stop     [flags]   end the group in the run directory
 //
 // Every flag is taken with dashes or with underscores. Flags of the group:
@@ -22,7 +22,8 @@
 //	--mmrs_comm_mode MODE             aiv, ai_cpu, or none = ai_cpu (aiv; verify: both)
 //	--mmrs_contract C                 extended admits float32; device refuses it (extended)
 //	--on-failure stop                 what a dead rank does to the group (restart: not built)
-//	--rank-env R:KEY=VALUE            environment of rank R only; may be repeated
+//	--rank-env R:KEY=VALUE            environment of rank R only; may be repeated (OCTET_
+//	                                  variables of launch itself mean nothing to ranks)
 //	--run-dir DIR                     socket and lock of a group (a directory of the user's)
 //	--join-timeout D                  from start until every rank is ready (60s)
 //	--step-timeout D                  for one step of the whole group (120s)
@@ -101,7 +102,11 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return refuse("%s: %w (see %s --help)", c.Name(), err, c.CommandPath())
+		name := c.Name() + ": "
+		if !c.HasParent() {
+			name = "" // every line begins with it
+		}
+		return refuse("%s%w (see %s --help)", name, err, c.CommandPath())
 	})
 	root.AddCommand(verifyCommand(), generateCommand(), upCommand(), statusCommand(),
 		stopCommand(), rankCommand())

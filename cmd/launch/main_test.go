@@ -46,7 +46,7 @@ func launch(t *testing.T, args ...string) result {
 	defer cancel()
 	var out, errs bytes.Buffer
 	begin := time.Now()
-	if args[0] != "bogus" {
+	if args[0] != "bogus" && args[0] != "--version" {
 		args = append(args[:1:1], append([]string{"--run-dir", runDir(t)}, args[1:]...)...)
 	}
 	err := run(ctx, args, &out, &errs)
@@ -143,6 +143,12 @@ func TestBadInputIsRefusedByName(t *testing.T) {
 		{"verify --log-level loud", `--log-level is "loud"`},
 		{"verify --join-timeout 0s", "--join-timeout 0s"},
 		{"verify --max-new-tokens 0", "--max-new-tokens is 0"},
+		{"--version", "launch: unknown flag: --version"},
+		{"verify --rank-env 3:OCTET_CHUNKS=1", "ranks read no OCTET_CHUNKS, only OCTET_BUILD, "},
+		{"generate --ids 1 --max-new-tokens 9223372036854775807", "pass max_position_embeddings"},
+		{"generate --ids 1 --temperature -1", "temperature is -1"},
+		{"generate --ids 1 --top-p NaN", "top_p is NaN"},
+		{"generate --ids 1 --top-k -1", "top_k is -1"},
 		{"verify --ids 1,x", `"x" is not a token id`},
 		{"verify --ids 1,320", "token id 320 is outside the vocabulary of 320"},
 		{"verify --ids 1 --max-new-tokens 40000", "pass max_position_embeddings 32768"},

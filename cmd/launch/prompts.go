@@ -2,10 +2,13 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/pflag"
 
@@ -73,24 +76,46 @@ func (p *promptFlags) allTexts() ([]string, error) {
 		if err != nil {
 			return nil, refuse("--prompt-file: %w", err)
 		}
-		before := len(texts)
-		lines := bufio.NewScanner(f)
-		lines.Buffer(nil, 16<<20)
-		for lines.Scan() {
-			if strings.TrimSpace(lines.Text()) != "" {
-				texts = append(texts, lines.Text())
-			}
-		}
-		err = lines.Err()
+		lines, err := readLines(f)
 		f.Close()
 		if err != nil {
 			return nil, refuse("--prompt-file %s: %w", name, err)
 		}
-		if len(texts) == before {
+		if len(lines) == 0 {
 			return nil, refuse("--prompt-file %s has no prompt: want one a line", name)
 		}
+		texts = append(texts, lines...)
 	}
 	return texts, nil
+}
+
+// lineBytesMax bounds a line of a prompt file.
+const lineBytesMax = 16 << 20
+
+// readLines gives the lines that hold more than white space. A byte order mark
+// at the beginning is no text.
+func readLines(r io.Reader) ([]string, error) {
+	var texts []string
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, lineBytesMax)
+	n := 0
+	for lines.Scan() {
+		n++
+		text := lines.Text()
+		if n == 1 {
+			text = strings.TrimPrefix(text, "\ufeff")
+		}
+		if !utf8.ValidString(text) {
+			return nil, fmt.Errorf("line %d is not UTF-8 text", n)
+		}
+		if strings.TrimSpace(text) != "" {
+			texts = append(texts, text)
+		}
+	}
+	if errors.Is(lines.Err(), bufio.ErrTooLong) {
+		return nil, fmt.Errorf("line %d has more than %d bytes", n+1, lineBytesMax)
+	}
+	return texts, lines.Err()
 }
 
 func parseIDs(list string) ([]int, error) {
@@ -115,7 +140,10 @@ func checkPrompt(p prompt, c *model.Config, maxNew int) error {
 				p.name, id, c.VocabSize)
 		}
 	}
-	if n := len(p.ids) + maxNew; n > c.MaxPositions {
+	if maxNew < 1 {
+		return refuse("prompt %q: %d tokens wanted, want at least 1", p.name, maxNew)
+	}
+	if maxNew > c.MaxPositions-len(p.ids) {
 		return refuse("prompt %q: %d tokens and %d new ones pass max_position_embeddings %d",
 			p.name, len(p.ids), maxNew, c.MaxPositions)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -78,7 +79,7 @@ func (v *verifier) report(all []*outcome) *verifyReport {
 	for _, o := range all {
 		d := v.compare(all[0], o)
 		r.Settings = append(r.Settings, v.settingReport(o, d))
-		bad := d.mismatches > 0 || d.logprob > 0 || !d.states
+		bad := d.mismatches > 0 || d.logprob != 0 || !d.states
 		switch {
 		case o.wrong != nil && different == "":
 			different = o.setting.name + ": " + o.wrong.Error()
@@ -166,7 +167,8 @@ func (r *verifyReport) writeJSON(w io.Writer) error {
 }
 
 // writeTable prints the report as a person reads it.
-func (r *verifyReport) writeTable(w io.Writer) {
+func (r *verifyReport) writeTable(out io.Writer) error {
+	w := &bytes.Buffer{}
 	fmt.Fprintf(w, "%s, TP=%d over %s, flashcomm1_min_prefill_tokens %d, flashcomm1_min_tp %d\n",
 		r.Model, r.TP, r.Transport, r.MinTokens, r.MinTP)
 	t := table.NewWriter()
@@ -201,6 +203,8 @@ func (r *verifyReport) writeTable(w io.Writer) {
 		}
 	}
 	fmt.Fprintln(w, "verdict:", r.Verdict)
+	_, err := w.WriteTo(out)
+	return err
 }
 
 func count(got, expected int) string { return fmt.Sprintf("%d/%d", got, expected) }

@@ -98,8 +98,7 @@ func holdRunDir(dir string) (*os.File, error) {
 type server struct {
 	group  *cluster.Group
 	flags  map[string]any
-	tok    *model.Tokenizer
-	stopIs []int // token ids that end a stream
+	config *model.Config
 	next   atomic.Uint64
 	asked  chan struct{} // closed by the first stop
 	once   atomic.Bool
@@ -107,8 +106,7 @@ type server struct {
 
 func newServer(g *cluster.Group, flags map[string]any, t *target) *server {
 	return &server{
-		group: g, flags: flags, tok: t.tok, stopIs: t.config.StopIDs,
-		asked: make(chan struct{}),
+		group: g, flags: flags, config: t.config, asked: make(chan struct{}),
 	}
 }
 
@@ -120,6 +118,10 @@ func listen(dir string) (net.Listener, error) {
 		return nil, refuse("--run-dir: %w", err)
 	}
 	l, err := net.Listen("unix", name)
+	if errors.Is(err, syscall.EINVAL) {
+		return nil, refuse("--run-dir: %s has %d bytes, too many for the name of a socket: "+
+			"give a shorter directory", name, len(name))
+	}
 	if err != nil {
 		return nil, refuse("--run-dir: %w", err)
 	}
@@ -164,7 +166,11 @@ func (s *server) status(w http.ResponseWriter, _ *http.Request) {
 
 func (s *server) generate(w http.ResponseWriter, r *http.Request) {
 	var req generateRequest
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 64<<20)).Decode(&req); err != nil {
+	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 64<<20)).Decode(&req)
+	if err == nil {
+		err = checkPrompt(prompt{name: "of a client", ids: req.IDs}, s.config, req.MaxNew)
+	}
+	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
@@ -186,23 +192,33 @@ func (s *server) generate(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serve answers until the group ends, somebody asks to stop, or ctx ends.
-func (s *server) serve(ctx context.Context, l net.Listener) error {
+// serve answers until the group ends, somebody asks to stop, or ctx ends; the
+// group has ended then. It calls ready when the group is.
+func (s *server) serve(ctx context.Context, l net.Listener, ready func()) error {
 	web := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second}
 	go web.Serve(l) // ends when web is shut down, below
-	var err error
-	select {
-	case <-s.group.Done():
-		err = s.group.Err()
-	case <-s.asked:
-		err = s.group.Stop(context.WithoutCancel(ctx))
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-		s.group.Stop(context.WithoutCancel(ctx))
-	}
+	err := s.attend(ctx, ready)
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	web.Shutdown(closing)
 	web.Close()
 	return err
+}
+
+// attend waits for the end of the group, and brings it about when it is wanted.
+func (s *server) attend(ctx context.Context, ready func()) error {
+	for isReady := s.group.Ready(); ; {
+		select {
+		case <-isReady:
+			isReady = nil
+			ready()
+		case <-s.group.Done():
+			return s.group.Err()
+		case <-s.asked:
+			return s.group.Stop(context.WithoutCancel(ctx))
+		case <-ctx.Done():
+			s.group.Stop(context.WithoutCancel(ctx))
+			return context.Cause(ctx)
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -52,18 +53,19 @@ func up(ctx context.Context, g *groupFlags, f *pflag.FlagSet, stderr io.Writer) 
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(stderr, "launch: starting %d ranks of %s\n", g.tp, t.name)
-	group, err := cluster.Start(ctx, spec)
-	if err != nil {
-		return err
-	}
-	defer group.Stop(context.WithoutCancel(ctx))
 	l, err := listen(g.runDir)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(stderr, "launch: ready, serving on %s\n", filepath.Join(g.runDir, socketName))
-	return newServer(group, g.flags(t), t).serve(ctx, l)
+	defer l.Close()
+	fmt.Fprintf(stderr, "launch: starting %d ranks of %s\n", g.tp, t.name)
+	group, err := cluster.Begin(spec)
+	if err != nil {
+		return err
+	}
+	return newServer(group, g.flags(t), t).serve(ctx, l, func() {
+		fmt.Fprintf(stderr, "launch: ready, serving on %s\n", filepath.Join(g.runDir, socketName))
+	})
 }
 
 // flags are the settings of a group that another command may be asked for.
@@ -88,9 +90,19 @@ func newClient(dir string) *client {
 	return &client{dir: dir, http: http.Client{Transport: &http.Transport{DialContext: dial}}}
 }
 
-// absent reports whether err says that no group is up.
+// errNoGroup says that no group is up in a run directory.
+var errNoGroup = errors.New("no group is up")
+
+// absent reports whether err says that no group can be up where it was looked
+// for. A name that no socket file can have is EINVAL.
 func absent(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+	for _, is := range []error{fs.ErrNotExist, syscall.ECONNREFUSED, syscall.ENOTDIR,
+		syscall.EINVAL, syscall.ENAMETOOLONG} {
+		if errors.Is(err, is) {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *client) do(ctx context.Context, method, path string,
@@ -101,16 +113,21 @@ func (c *client) do(ctx context.Context, method, path string,
 	}
 	resp, err := c.http.Do(r)
 	if err != nil {
-		if absent(err) {
-			return nil, refuse("no group is up in %s: start one with launch up, or give "+
-				"its --run-dir (%w)", c.dir, err)
+		var connect *net.OpError
+		errors.As(err, &connect)
+		switch {
+		case connect != nil && connect.Op == "dial" && absent(err):
+			return nil, refuse("%w in %s: start one with launch up, or give its --run-dir (%w)",
+				errNoGroup, c.dir, connect.Err)
+		case connect != nil && connect.Op == "dial":
+			return nil, refuse("--run-dir: %w", connect)
 		}
 		return nil, fmt.Errorf("ask the group in %s: %w", c.dir, err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		defer resp.Body.Close()
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<16))
-		return nil, refuse("the group in %s refused: %s", c.dir, text)
+		return nil, refuse("the group in %s refused: %s", c.dir, bytes.TrimSpace(text))
 	}
 	return resp, nil
 }

@@ -115,12 +115,12 @@ func (v *verifier) run(ctx context.Context, p *promptFlags, settings []setting) 
 	}
 	v.bar.finish()
 	r := v.report(all)
+	write := r.writeTable
 	if v.group.json {
-		if err := r.writeJSON(v.stdout); err != nil {
-			return err
-		}
-	} else {
-		r.writeTable(v.stdout)
+		write = r.writeJSON
+	}
+	if err := write(v.stdout); err != nil {
+		return refuse("write the report: %w", err)
 	}
 	if r.exit != exitOK {
 		return exitError{r.exit, r.Verdict + ": " + r.advice}
@@ -142,7 +142,11 @@ func (v *verifier) prepare(p *promptFlags) error {
 	if len(v.prompts) == 0 {
 		v.prompts, err = defaultPrompts(v.target.tok)
 	}
+	if err != nil {
+		return err
+	}
 	v.maxNew = p.maxNew
+	_, err = v.group.spec(v.target, v.group.options, v.stderr) // refused before anything runs
 	return err
 }
 
@@ -287,7 +291,7 @@ func (v *verifier) compare(ref, o *outcome) difference {
 			d.note("prompt %q: %s of layer %d differs", v.prompts[i].name, key.Op, key.Layer)
 		}
 	}
-	if d.mismatches == 0 && d.logprob > 0 {
+	if d.mismatches == 0 && d.logprob != 0 {
 		d.note("log-probabilities differ by up to %g", d.logprob)
 	}
 	return d

@@ -9,11 +9,13 @@
 // The environment is the whole configuration; every variable is the flag of
 // launch in capitals with OCTET_ before it (OCTET_ENABLE_FLASHCOMM1,
 // OCTET_MMRS_COMM_MODE, ...). A rank ends when its master stops it (exit 0), or
-// refuses it, or is gone (exit 5). Logs go to stderr.
+// refuses it, or is gone (exit 5). An environment that cannot be used is exit 2.
+// Logs go to stderr.
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -23,8 +25,11 @@ import (
 	"octet/cluster"
 )
 
-// exitGroup is launch's exit code for a group that failed.
-const exitGroup = 5
+// Exit codes of launch.
+const (
+	exitRefused = 2 // the environment cannot be used
+	exitGroup   = 5 // the group failed
+)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -32,6 +37,10 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "rankd:", err)
+		var input *cluster.InputError
+		if errors.As(err, &input) {
+			os.Exit(exitRefused)
+		}
 		os.Exit(exitGroup)
 	}
 }
@@ -40,7 +49,7 @@ func rankd(ctx context.Context) error {
 	level := slog.LevelWarn
 	if text := os.Getenv("OCTET_LOG_LEVEL"); text != "" {
 		if err := level.UnmarshalText([]byte(text)); err != nil {
-			return fmt.Errorf("OCTET_LOG_LEVEL: %w", err)
+			return &cluster.InputError{Err: fmt.Errorf("OCTET_LOG_LEVEL: %w", err)}
 		}
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
