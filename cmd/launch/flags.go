@@ -48,6 +48,8 @@ func (g *groupFlags) register(f *pflag.FlagSet, defaults model.Options) {
 	f.StringVar(&o.CommMode, "mmrs_comm_mode", o.CommMode, "`MODE` aiv, ai_cpu or none (= ai_cpu)")
 	f.StringVar(&o.Contract, "mmrs_contract", o.Contract,
 		"extended: float32 may fuse; device: as the operator")
+	f.IntVar(&o.Positions, "max_positions", o.Positions,
+		"most tokens of a sequence; 0: as the model says")
 	f.StringVar(&g.onFailure, "on-failure", "stop", "what a dead rank does: stop")
 	f.StringArrayVar(&g.rankEnv, "rank-env", nil, "`R:KEY=VALUE` for rank R only; repeatable")
 	f.DurationVar(&g.join, "join-timeout", 60*time.Second, "until every rank is ready")
@@ -83,6 +85,8 @@ type target struct {
 	name   string
 	config *model.Config
 	tok    *model.Tokenizer // nil when the directory has no tokenizer.json
+
+	positions int // of a sequence, at most
 }
 
 // open reads what the master needs of the checkpoint, and refuses what no rank
@@ -113,6 +117,7 @@ func (g *groupFlags) open() (*target, error) {
 	if err := g.options.Validate(); err != nil {
 		return nil, refusal{err}
 	}
+	t.positions = g.options.MaxPositions(t.config)
 	if _, err := os.Stat(filepath.Join(dir, "tokenizer.json")); err == nil {
 		if t.tok, err = model.ReadTokenizer(dir); err != nil {
 			return nil, refusal{err}

@@ -73,7 +73,7 @@ func (w *writer) run(ctx context.Context, p *promptFlags, f *pflag.FlagSet,
 	if w.target, err = w.group.open(); err != nil {
 		return err
 	}
-	prompts, err := p.read(w.target.config, w.target.tok)
+	prompts, err := p.read(w.target)
 	if err != nil {
 		return err
 	}
@@ -124,6 +124,11 @@ func (w *writer) adopt(f *pflag.FlagSet, s *statusReport) error {
 		return refuse("the group in %s does not say what model it serves", w.group.runDir)
 	}
 	w.group.model, w.group.tp = dir, s.TP
+	for name := range w.group.options.Map() {
+		if err := w.group.options.Set(name, fmt.Sprint(s.Flags[name])); err != nil {
+			return refuse("the group in %s: %w", w.group.runDir, err)
+		}
+	}
 	return nil
 }
 
@@ -227,7 +232,7 @@ func (w *writer) showIDs() func(*model.Token) string {
 func (s *server) answer(ctx context.Context, r generateRequest,
 	each func(model.Token)) (generated, error) {
 	stream, err := s.group.Submit(ctx, cluster.Request{
-		ID: s.next.Add(1), IDs: r.IDs, MaxNew: r.MaxNew, Sampling: r.Sampling, StopIDs: s.config.StopIDs,
+		ID: s.next.Add(1), IDs: r.IDs, MaxNew: r.MaxNew, Sampling: r.Sampling, StopIDs: s.target.config.StopIDs,
 	})
 	if err != nil {
 		return generated{}, err

@@ -15,6 +15,7 @@
 //	--model DIR                       checkpoint in Hugging Face layout (an embedded demo model)
 //	--virtual                         ranks are goroutines over the in-memory transport
 //	--chunk N                         prefill at most N tokens of a prompt in a step (0: all)
+//	--max_positions N                 most tokens of a sequence (0: as the model says)
 //	--enable_flashcomm1               FC1 sequence sharding (false; verify: true)
 //	--flashcomm1_min_prefill_tokens N least tokens of a step for FC1 (8192; verify: 1)
 //	--flashcomm1_min_tp N             least group size for FC1 (8; verify: 2)

@@ -37,9 +37,9 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 	f.IntVar(&p.maxNew, "max-new-tokens", 16, "tokens to generate for each prompt, at least 1")
 }
 
-// read gives the prompts in the order texts, ids, files; empty when none were
-// given. tok may be nil when there are only ids.
-func (p *promptFlags) read(c *model.Config, tok *model.Tokenizer) ([]prompt, error) {
+// read gives the prompts in the order texts, files, ids; empty when none were
+// given.
+func (p *promptFlags) read(t *target) ([]prompt, error) {
 	if p.maxNew < 1 {
 		return nil, refuse("--max-new-tokens is %d, want at least 1", p.maxNew)
 	}
@@ -49,10 +49,10 @@ func (p *promptFlags) read(c *model.Config, tok *model.Tokenizer) ([]prompt, err
 	}
 	var all []prompt
 	for _, text := range texts {
-		if tok == nil {
+		if t.tok == nil {
 			return nil, refuse("the model has no tokenizer.json: give prompts as --ids")
 		}
-		all = append(all, prompt{name: clip(text), text: text, ids: tok.Encode(text)})
+		all = append(all, prompt{name: clip(text), text: text, ids: t.tok.Encode(text)})
 	}
 	for _, list := range p.ids {
 		ids, err := parseIDs(list)
@@ -62,7 +62,7 @@ func (p *promptFlags) read(c *model.Config, tok *model.Tokenizer) ([]prompt, err
 		all = append(all, prompt{name: "ids " + clip(list), ids: ids})
 	}
 	for _, one := range all {
-		if err := checkPrompt(one, c, p.maxNew); err != nil {
+		if err := checkPrompt(one, t, p.maxNew); err != nil {
 			return nil, err
 		}
 	}
@@ -130,22 +130,22 @@ func parseIDs(list string) ([]int, error) {
 	return ids, nil
 }
 
-func checkPrompt(p prompt, c *model.Config, maxNew int) error {
+func checkPrompt(p prompt, t *target, maxNew int) error {
 	if len(p.ids) == 0 {
 		return refuse("prompt %q has no tokens", p.name)
 	}
 	for _, id := range p.ids {
-		if id < 0 || id >= c.VocabSize {
+		if id < 0 || id >= t.config.VocabSize {
 			return refuse("prompt %q: token id %d is outside the vocabulary of %d",
-				p.name, id, c.VocabSize)
+				p.name, id, t.config.VocabSize)
 		}
 	}
 	if maxNew < 1 {
 		return refuse("prompt %q: %d tokens wanted, want at least 1", p.name, maxNew)
 	}
-	if maxNew > c.MaxPositions-len(p.ids) {
-		return refuse("prompt %q: %d tokens and %d new ones pass max_position_embeddings %d",
-			p.name, len(p.ids), maxNew, c.MaxPositions)
+	if maxNew > t.positions-len(p.ids) {
+		return refuse("prompt %q: %d tokens and %d new ones pass the %d positions of a sequence "+
+			"(max_position_embeddings, or --max_positions)", p.name, len(p.ids), maxNew, t.positions)
 	}
 	return nil
 }

@@ -98,7 +98,7 @@ func holdRunDir(dir string) (*os.File, error) {
 type server struct {
 	group  *cluster.Group
 	flags  map[string]any
-	config *model.Config
+	target *target
 	next   atomic.Uint64
 	asked  chan struct{} // closed by the first stop
 	once   atomic.Bool
@@ -106,7 +106,7 @@ type server struct {
 
 func newServer(g *cluster.Group, flags map[string]any, t *target) *server {
 	return &server{
-		group: g, flags: flags, config: t.config, asked: make(chan struct{}),
+		group: g, flags: flags, target: t, asked: make(chan struct{}),
 	}
 }
 
@@ -168,7 +168,7 @@ func (s *server) generate(w http.ResponseWriter, r *http.Request) {
 	var req generateRequest
 	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 64<<20)).Decode(&req)
 	if err == nil {
-		err = checkPrompt(prompt{name: "of a client", ids: req.IDs}, s.config, req.MaxNew)
+		err = checkPrompt(prompt{name: "of a client", ids: req.IDs}, s.target, req.MaxNew)
 	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)

@@ -136,7 +136,7 @@ func (v *verifier) prepare(p *promptFlags) error {
 	if v.shape, err = cluster.ReadShape(v.target.dir); err != nil {
 		return refusal{err}
 	}
-	if v.prompts, err = p.read(v.target.config, v.target.tok); err != nil {
+	if v.prompts, err = p.read(v.target); err != nil {
 		return err
 	}
 	if len(v.prompts) == 0 {
