@@ -232,7 +232,8 @@ func (w *writer) showIDs() func(*model.Token) string {
 func (s *server) answer(ctx context.Context, r generateRequest,
 	each func(model.Token)) (generated, error) {
 	stream, err := s.group.Submit(ctx, cluster.Request{
-		ID: s.next.Add(1), IDs: r.IDs, MaxNew: r.MaxNew, Sampling: r.Sampling, StopIDs: s.target.config.StopIDs,
+		ID: s.next.Add(1), IDs: r.IDs, MaxNew: r.MaxNew, Sampling: r.Sampling,
+		StopIDs: s.target.config.StopIDs,
 	})
 	if err != nil {
 		return generated{}, err

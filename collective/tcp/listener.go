@@ -140,7 +140,7 @@ func (l *Listener) greet(conn net.Conn) {
 		turnAway(conn, answer{code: refused, reason: err.Error()})
 		return
 	}
-	m, a := l.judge(h)
+	m, call, a := l.judge(h)
 	if a.code != accepted {
 		turnAway(conn, a)
 		return
@@ -149,7 +149,7 @@ func (l *Listener) greet(conn net.Conn) {
 		return
 	}
 	_ = conn.SetDeadline(time.Time{})
-	kept = m.put(int(h.from), h.purpose, conn)
+	kept = m.put(int(h.from), h.purpose, conn, call)
 }
 
 // turnAway says why, and waits until the other side has gone or helloWait is
@@ -163,23 +163,26 @@ func turnAway(conn net.Conn, a answer) {
 	}
 }
 
-// judge decides about a hello.
-func (l *Listener) judge(h hello) (*mesh, answer) {
+// judge decides about a hello. An accepted one has the number of the call with
+// which its connection asks for the seat.
+func (l *Listener) judge(h hello) (m *mesh, call int, a answer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	m := l.mesh
+	m = l.mesh
 	if m == nil {
-		return nil, answer{code: notYet, reason: "no epoch has begun here"}
+		return nil, 0, answer{code: notYet, reason: "no epoch has begun here"}
 	}
 	if c, reason := m.judge(h); c != accepted {
 		if c == refused && h.run == m.self.run && int(h.from) < m.size {
 			m.note(int(h.from), h.purpose, "refused: "+reason)
 		}
-		return nil, answer{code: c, reason: reason}
+		return nil, 0, answer{code: c, reason: reason}
 	}
 	self := m.self
 	self.to, self.purpose = h.from, h.purpose
-	return m, answer{code: accepted, hello: self}
+	s := &m.seats[h.from]
+	s.calls[h.purpose]++
+	return m, s.calls[h.purpose], answer{code: accepted, hello: self}
 }
 
 // begin makes the mesh of a new epoch the one that guests are for.

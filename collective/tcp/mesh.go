@@ -36,6 +36,7 @@ type seat struct {
 	instance uint64                // who holds it; 0: nobody
 	conns    [forLane + 1]net.Conn // by purpose
 	notes    [forLane + 1]string   // why the last attempt came to nothing
+	calls    [forLane + 1]int      // hellos of the peer that were accepted
 }
 
 // newMesh prepares a mesh without any traffic.
@@ -86,15 +87,20 @@ func (m *mesh) judge(h hello) (code, string) {
 	return accepted, ""
 }
 
-// put seats a connection. One that the same peer has given up is replaced. It
-// reports whether the mesh still wanted it.
-func (m *mesh) put(peer int, p purpose, conn net.Conn) bool {
+// put seats a connection: one that was dialled, with call 0, or the one of the
+// peer's call'th hello. A connection that the peer has given up is replaced by
+// that of its later call, and never the other way round. It reports whether the
+// mesh wanted it.
+func (m *mesh) put(peer int, p purpose, conn net.Conn, call int) bool {
 	m.l.mu.Lock()
 	defer m.l.mu.Unlock()
 	if m.over || m.l.shut {
 		return false
 	}
 	s := &m.seats[peer]
+	if call != s.calls[p] {
+		return false
+	}
 	if old := s.conns[p]; old != nil {
 		_ = old.Close()
 		m.count--
@@ -219,7 +225,7 @@ func (m *mesh) dial(ctx context.Context, peer int, p purpose) {
 	for wait := redialMin; ; wait = min(2*wait, redialMax) {
 		conn, final, err := m.attempt(ctx, peer, p)
 		if err == nil {
-			if !m.put(peer, p, conn) {
+			if !m.put(peer, p, conn, 0) {
 				_ = conn.Close()
 			}
 			return

@@ -283,6 +283,28 @@ func TestSameInstanceMayDialAgain(t *testing.T) {
 	require.ErrorIs(t, err, io.EOF, "the first connection stays open")
 }
 
+// Of two connections of one instance the one that said hello last stays, in
+// whatever order they are seated.
+func TestTheLaterHelloKeepsTheSeat(t *testing.T) {
+	g := newGroup(t, 3)
+	l := g.listeners[0]
+	m, err := l.begin(g.config(0, 5))
+	require.NoError(t, err)
+	h := hello{run: m.self.run, epoch: 5, size: 3, from: 2, purpose: forLane, instance: 7}
+	_, first, a := l.judge(h)
+	require.Equal(t, accepted, a.code)
+	_, second, a := l.judge(h)
+	require.Equal(t, accepted, a.code)
+	here, there := net.Pipe()
+	defer there.Close()
+	require.True(t, m.put(2, forLane, here, second))
+	stale, other := net.Pipe()
+	defer other.Close()
+	require.False(t, m.put(2, forLane, stale, first), "the earlier hello takes the seat")
+	require.Equal(t, here, m.seats[2].conns[forLane])
+	m.drop()
+}
+
 // Closing the listener ends a Mesh, and a later epoch ends an earlier one.
 func TestMeshEndsWithListenerAndWithNextEpoch(t *testing.T) {
 	for _, next := range []bool{false, true} {
