@@ -86,8 +86,8 @@ func chunks(n int) []int {
 }
 
 // settings are the ways in which a prompt of n tokens, the i'th length, is run
-// beside one rank and the whole prompt: all with OCTET_LONG=1, else a choice in
-// which every number of ranks and every chunk has its turn.
+// beside one rank and the whole prompt: all, or with -short a choice in which
+// every number of ranks and every chunk has its turn.
 func settings(i, n int) []setting {
 	all := []setting{}
 	for _, tp := range []int{1, 2, 4, 8} {
@@ -99,7 +99,7 @@ func settings(i, n int) []setting {
 			}
 		}
 	}
-	if long() {
+	if !testing.Short() {
 		return all
 	}
 	c := chunks(n)
@@ -117,19 +117,28 @@ func settings(i, n int) []setting {
 func TestBitsDoNotDependOnFC1ChunksOrRanks(t *testing.T) {
 	// Tokens, log-probabilities, keys, values and hidden states of one rank and
 	// the whole prompt are those of 2, 4 and 8 ranks, FC1 off and on, in chunks.
-	c := open(t, presetDir(t, "qwen3-tp8"))
-	for i, n := range lengths {
-		r := Request{ID: 1, IDs: prompt(c.config, n), MaxNew: 3}
-		want := setting{tp: 1}.runs(t, c, r)
-		for _, s := range settings(i, n) {
-			same(t, want, s.runs(t, c, r), "length %d, %v", n, s)
+	presets := []string{"qwen3-tp8"}
+	if long() {
+		presets = append(presets, "qwen3-kv8", "qwen3-bias", "qwen3-linear", "qwen3-yarn",
+			"qwen3-tied", "qwen3-odd")
+	}
+	for _, name := range presets {
+		c := stored(t, name)
+		for i, n := range lengths {
+			r := Request{ID: 1, IDs: prompt(c.config, n), MaxNew: 3}
+			want := setting{tp: 1}.runs(t, c, r)
+			for _, s := range settings(i, n) {
+				if c.config.CheckTP(s.tp) == nil {
+					same(t, want, s.runs(t, c, r), "%s, length %d, %v", name, n, s)
+				}
+			}
 		}
 	}
 }
 
 func TestBitsDoNotDependOnFusion(t *testing.T) {
 	// Fused or not, by tiles or by whole shares, qwen3-demo gives the same bits.
-	c := open(t, presetDir(t, "qwen3-demo"))
+	c := stored(t, "qwen3-demo")
 	for _, n := range []int{17, 129, 785} {
 		r := Request{ID: 1, IDs: prompt(c.config, n), MaxNew: 2}
 		some := []setting{
@@ -138,7 +147,7 @@ func TestBitsDoNotDependOnFusion(t *testing.T) {
 			{tp: 8, fc1: true, mmrs: "ai_cpu"}, {tp: 8, fc1: true, mmrs: "aiv", chunk: 128},
 			{tp: 2, fc1: true, mmrs: "aiv"}, {tp: 4, fc1: true, mmrs: "none"}, {tp: 1},
 		}
-		if n == 785 && !long() {
+		if n == 785 && testing.Short() {
 			some = []setting{some[1], some[2], some[3]}
 		}
 		want := some[0].runs(t, c, r)
@@ -152,7 +161,7 @@ func TestBitsDoNotDependOnFusion(t *testing.T) {
 
 func TestABiasKeepsItsProjectionOutOfFusionOnly(t *testing.T) {
 	// qwen3-mmrs-bias: o_proj is refused by name, down_proj fuses, bits are equal.
-	c := open(t, presetDir(t, "qwen3-mmrs-bias"))
+	c := stored(t, "qwen3-mmrs-bias")
 	r := Request{ID: 1, IDs: prompt(c.config, 33), MaxNew: 2}
 	want := setting{tp: 1}.runs(t, c, r)
 	for _, s := range []setting{{tp: 8}, {tp: 8, fc1: true}, {tp: 8, fc1: true, mmrs: "aiv"},
@@ -170,7 +179,7 @@ func TestBitsDoNotDependOnTheBatch(t *testing.T) {
 	// A request alone and beside others, in prefill, decode and mixed steps, has
 	// the same bits, and a slot that was used before does not show.
 	for _, name := range []string{"qwen3-tp8", "qwen3-bias", "qwen3-kv8"} {
-		c := open(t, presetDir(t, name))
+		c := stored(t, name)
 		var requests []Request
 		alone := map[uint64]outcome{}
 		for i, n := range []int{70, 3, 1, 40, 16, 129} {
@@ -202,7 +211,7 @@ func TestBitsDoNotDependOnTheBatch(t *testing.T) {
 func TestASampledTokenIsThatOfItsLogitsAndPosition(t *testing.T) {
 	// The noise is that of the position which the token takes, in prefill as in
 	// decode, so that a sequence that is computed anew draws the same again.
-	c := open(t, presetDir(t, "qwen3-tp8"))
+	c := stored(t, "qwen3-tp8")
 	g := start(t, c, 2, setting{}.options(), nil)
 	params := Sampling{Temperature: 2, Seed: 11}
 	var want []int
@@ -238,7 +247,7 @@ func TestPaddingNeverReachesAResult(t *testing.T) {
 		{"qwen3-demo", setting{tp: 8, fc1: true, mmrs: "aiv"}},
 		{"qwen3-demo", setting{tp: 8, fc1: true, mmrs: "ai_cpu"}},
 	} {
-		c := open(t, presetDir(t, x.preset))
+		c := stored(t, x.preset)
 		for _, n := range []int{1, 17, 129} {
 			r := Request{ID: 1, IDs: prompt(c.config, n), MaxNew: 3}
 			want := setting{tp: 1}.runs(t, c, r)
@@ -255,7 +264,7 @@ func TestPaddingNeverReachesAResult(t *testing.T) {
 func TestPaddingIsZeroEvenInUsedMemory(t *testing.T) {
 	// After a longer step the same memory holds rows of tokens. The next step's
 	// padding is zero all the same, in each shard and in what is gathered.
-	c := open(t, presetDir(t, "qwen3-bias"))
+	c := stored(t, "qwen3-bias")
 	s := setting{tp: 8, fc1: true}
 	g := start(t, c, s.tp, s.options(), nil)
 	for id, n := range []int{257, 17} {
@@ -274,7 +283,7 @@ func TestPaddingIsZeroEvenInUsedMemory(t *testing.T) {
 func TestARankThatWouldPlanOtherwiseIsNamed(t *testing.T) {
 	// One rank derives that FC1 is off. The first collective fails on every rank
 	// and names that rank; the engine is spent.
-	c := open(t, presetDir(t, "qwen3-tp8"))
+	c := stored(t, "qwen3-tp8")
 	g := start(t, c, 4, setting{tp: 4, fc1: true}.options(), func(e *EngineConfig) {
 		if e.Shard.Rank == 2 {
 			e.Failpoint = func(name string) error {
@@ -299,7 +308,7 @@ func TestARankThatWouldPlanOtherwiseIsNamed(t *testing.T) {
 
 func TestAGroupThatDerivesOtherThanThePlanSaysSo(t *testing.T) {
 	// All ranks agree among themselves but not with the master.
-	c := open(t, presetDir(t, "qwen3-tp8"))
+	c := stored(t, "qwen3-tp8")
 	g := start(t, c, 2, DefaultOptions(), nil)
 	p := &Plan{Epoch: 1, Step: 1, Rows: []Row{{Request: 1, Token: 3}}}
 	p.Decision = eager().Decide(c.config, 2, p.Facts())
@@ -311,7 +320,7 @@ func TestAGroupThatDerivesOtherThanThePlanSaysSo(t *testing.T) {
 
 func TestPlansThatDoNotFitAreRefused(t *testing.T) {
 	// A plan is checked before any collective, and by the same rule on all ranks.
-	c := open(t, presetDir(t, "qwen3-tp8"))
+	c := stored(t, "qwen3-tp8")
 	for want, p := range map[string]*Plan{
 		"plan of step 2 of epoch 1 after step 0": {Epoch: 1, Step: 2},
 		"plan of step 1 of epoch 2":              {Epoch: 2, Step: 1},
@@ -335,7 +344,7 @@ func TestPlansThatDoNotFitAreRefused(t *testing.T) {
 
 func TestAStepWithoutRowsDoesNothing(t *testing.T) {
 	// An empty step is no error, and no collective.
-	c := open(t, presetDir(t, "qwen3-tp8"))
+	c := stored(t, "qwen3-tp8")
 	g := start(t, c, 2, eager(), nil)
 	p := &Plan{Epoch: 1, Step: 1, Decision: eager().Decide(c.config, 2, Facts{})}
 	r := g.step(p)
@@ -347,7 +356,7 @@ func TestAStepWithoutRowsDoesNothing(t *testing.T) {
 func TestALayoutIsNeverMistaken(t *testing.T) {
 	// With T = L = 16 rows on each side only the tag tells full from sharded: an
 	// all-reduce of a shard, a scatter of a full state and a sum of both panic.
-	c := open(t, presetDir(t, "qwen3-tp8"))
+	c := stored(t, "qwen3-tp8")
 	e := start(t, c, 8, eager(), nil).engines[0]
 	p := &Plan{Rows: make([]Row, 16)}
 	off := &step{Engine: e, plan: p}
@@ -369,7 +378,7 @@ func TestALayoutIsNeverMistaken(t *testing.T) {
 
 func TestNewEngineNamesWhatIsWrong(t *testing.T) {
 	// A config that cannot run is refused before the first step.
-	c := open(t, presetDir(t, "qwen3-tp8"))
+	c := stored(t, "qwen3-tp8")
 	good := EngineConfig{Config: c.config, Shard: c.of(t, 1)[0], Options: DefaultOptions(),
 		Slots: 1}
 	_, err := NewEngine(good)
