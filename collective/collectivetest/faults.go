@@ -209,7 +209,7 @@ func killed(t *testing.T, mesh func(t *testing.T, size int) []Endpoint) {
 						died = time.Now()
 						var all sync.WaitGroup // at once: closing may wait for peers
 						for _, d := range dead {
-							all.Go(func() { _ = g.ends[d].Lane.Close() })
+							all.Go(func() { _ = g.ends[d].Lane.Close() }) // ends when it is closed
 						}
 						all.Wait()
 						return g.ends[r].Transport.Close()

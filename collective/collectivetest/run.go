@@ -70,7 +70,7 @@ func newGroup(t *testing.T, ends []Endpoint, tweak func(c *collective.Config)) *
 	t.Cleanup(func() {
 		var all sync.WaitGroup
 		for _, c := range g.comms {
-			all.Go(func() { _ = c.Close() })
+			all.Go(func() { _ = c.Close() }) // ends when it is closed
 		}
 		g.wait(&all, "close")
 	})
@@ -84,7 +84,7 @@ func (g *group) each(what string,
 	errs := make([]error, len(g.comms))
 	var all sync.WaitGroup
 	for r, c := range g.comms {
-		all.Go(func() { errs[r] = f(context.Background(), r, c) })
+		all.Go(func() { errs[r] = f(context.Background(), r, c) }) // ends with f, or fails the test
 	}
 	g.wait(&all, what)
 	return errs

@@ -37,16 +37,7 @@ func bits(t *testing.T, mesh func(t *testing.T, size int) []Endpoint, size int) 
 		return
 	}
 	for _, n := range lengths {
-		for _, v := range conversions {
-			for _, inPlace := range []bool{false, true} {
-				if !inPlace || v.in == v.out {
-					g.reduce(n, v, collective.SUM, inPlace)
-				}
-			}
-		}
-		for _, k := range []kind{fp32, bf16, fp16} {
-			g.move(n, k)
-		}
+		g.sums(n)
 	}
 	for _, op := range []collective.ReduceOp{collective.PROD, collective.MAX, collective.MIN} {
 		for _, v := range conversions {
@@ -60,9 +51,7 @@ func bits(t *testing.T, mesh func(t *testing.T, size int) []Endpoint, size int) 
 		g.reduce(twoStep, conversions[4], collective.SUM, true)
 	}
 	if !testing.Short() { // the long length takes most of the time
-		g.reduce(long, conversions[0], collective.SUM, true)
-		g.reduce(long, conversions[1], collective.SUM, false)
-		g.move(long, bf16)
+		g.sums(long)
 	}
 	for r, err := range g.each("barrier", func(ctx context.Context, r int, c *collective.Comm) error {
 		return c.Barrier(ctx, call)
@@ -70,6 +59,20 @@ func bits(t *testing.T, mesh func(t *testing.T, size int) []Endpoint, size int) 
 		require.NoError(t, err, "rank %d", r)
 	}
 	g.sameCounts()
+}
+
+// sums checks sums and moves of n elements, of all types, in place and not.
+func (g *group) sums(n int) {
+	for _, v := range conversions {
+		for _, inPlace := range []bool{false, true} {
+			if !inPlace || v.in == v.out {
+				g.reduce(n, v, collective.SUM, inPlace)
+			}
+		}
+	}
+	for _, k := range []kind{fp32, bf16, fp16} {
+		g.move(n, k)
+	}
 }
 
 // sameCounts checks that all ranks counted the same calls.
