@@ -12,7 +12,7 @@
 // AIC c, AIV C+2c and AIV C+2c+1. The physical id of a core, 0..74 on a2a3, says
 // where on the die its register window lies: ids below 25 are AIC by cluster,
 // then come the AIV in pairs. A table gives each id the base of its window, null
-// where the cluster is fused off. Up to four AICPU threads run; thread 0 leads,
+// where the cluster is fused off. Four AICPU threads run, or up to six; thread 0 leads,
 // the last of several is the orchestrator and owns no cores.
 //
 // # The record
@@ -32,7 +32,7 @@
 //
 // The host resets records before each launch: core_type and physical_core_id to
 // all ones, so that a value that has not arrived is no value, the rest to zero.
-// Upstream fills in core_type by layout and leaves physical_core_id as it was.
+// The runtime that this follows (hw-native-sys/simpler) fills in core_type by layout and leaves physical_core_id as it was.
 //
 // # The protocol
 //
@@ -97,7 +97,7 @@
 // cores, 74.4 us for four with 18 each. No total is written anywhere; the device
 // adds up accesses, and [Uses] shows where the time went. Of the 3017 ns two MMIO
 // stores are 40; the two flights and two barriers are 2839. A profile with
-// PollStep set to 41 ns charges failed polls: 265.4 and 74.9 us. Boot is counted
+// PollStep set to 41 ns charges failed polls: 265.3 and 74.9 us. Boot is counted
 // from a slice's closing barrier, see [Anchor].
 //
 // # What memory does

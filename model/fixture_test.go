@@ -201,7 +201,7 @@ func plainTensors(t *testing.T, dir string) map[string]fixtureTensor {
 	return out
 }
 
-// qwen3Presets are the golden checkpoints that load today.
+// qwen3Presets are the golden checkpoints of dense Qwen3.
 var qwen3Presets = []string{"qwen3-bias", "qwen3-demo", "qwen3-kv8", "qwen3-linear",
 	"qwen3-mmrs-bias",
 	"qwen3-odd", "qwen3-tied", "qwen3-tp8", "qwen3-tp8-trained", "qwen3-yarn"}
