@@ -32,7 +32,8 @@
 //
 // The host resets records before each launch: core_type and physical_core_id to
 // all ones, so that a value that has not arrived is no value, the rest to zero.
-// The runtime that this follows (hw-native-sys/simpler) fills in core_type by layout and leaves physical_core_id as it was.
+// The runtime that this follows (hw-native-sys/simpler) fills in core_type by
+// layout and leaves physical_core_id as it was.
 //
 // # The protocol
 //
