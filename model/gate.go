@@ -201,8 +201,8 @@ const (
 	mmrsWidthEnd = 65535
 )
 
-// RowAlign is what the rows of each rank's shard are a multiple of.
-const RowAlign = 16
+// rowAlign is what the rows of each rank's shard are a multiple of.
+const rowAlign = 16
 
 // Fuse has one bit for each kind of row-parallel projection: it runs as
 // MatmulReduceScatter.
@@ -308,9 +308,9 @@ func (o Options) mode() collective.CommMode {
 }
 
 // padded is the length of the padded sequence of rows tokens, a multiple of
-// RowAlign rows on each of tp ranks, and the share of one rank.
+// rowAlign rows on each of tp ranks, and the share of one rank.
 func padded(rows, tp int) (p, l int) {
-	align := RowAlign * tp
+	align := rowAlign * tp
 	p = (rows + align - 1) / align * align
 	return p, p / tp
 }

@@ -129,10 +129,7 @@ func NewRotation(r Rope) *Rotation {
 	return &Rotation{frequencies: r.frequencies(), scale: float32(r.Scale)}
 }
 
-// Pairs is the length of a row of cosines or sines.
-func (r *Rotation) Pairs() int { return len(r.frequencies) }
-
-// Row writes the cosines and sines (Pairs) of position pos, which is below the
+// Row writes the cosines and sines (rot/2) of position pos, which is below the
 // limit of Config.MaxPositions.
 func (r *Rotation) Row(cos, sin []float32, pos int) {
 	for j, f := range r.frequencies {

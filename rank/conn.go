@@ -30,7 +30,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"sync"
 	"time"
 )
@@ -142,9 +141,6 @@ func (c *Conn) Remote() string {
 	}
 	return "unknown"
 }
-
-// TimedOut says whether an error of Read or Write is a missed deadline.
-func TimedOut(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
 // readGrowing reads size bytes and reserves memory only as they arrive.
 func readGrowing(r io.Reader, size int) ([]byte, error) {
