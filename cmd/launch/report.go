@@ -83,7 +83,7 @@ func (v *verifier) report(all []*outcome) *verifyReport {
 		switch {
 		case o.wrong != nil && different == "":
 			different = o.setting.name + ": " + o.wrong.Error()
-		case bad && d.mismatches > 0 && d.tied:
+		case bad && d.mismatches > 0 && d.tied && d.logprob < nearLogprob:
 			tied = true
 			r.advice = o.setting.name + ": " + d.first
 		case bad && different == "":

@@ -264,6 +264,20 @@ type difference struct {
 // differs is no fault of a setting whose arithmetic may round otherwise.
 const nearTie = 0.01
 
+// nearLogprob is how far log-probabilities before a near-tie may be apart: the
+// bound that was published with the fused operator (xLLM, pull request 1890).
+const nearLogprob = 0.03
+
+// apart is how far two log-probabilities are from each other; where one is no
+// number it is the largest float32, which JSON can hold.
+func apart(a, b float32) float64 {
+	d := math.Abs(float64(a) - float64(b))
+	if math.IsNaN(d) {
+		return math.MaxFloat32
+	}
+	return min(d, math.MaxFloat32)
+}
+
 // compare holds an outcome against the reference. Tokens after a first
 // mismatch are not compared: they continue another text.
 func (v *verifier) compare(ref, o *outcome) difference {
@@ -284,7 +298,7 @@ func (v *verifier) compare(ref, o *outcome) difference {
 					v.prompts[i].name, k, b[k].ID, a[k].ID, a[k].Margin)
 				break
 			}
-			d.logprob = max(d.logprob, math.Abs(float64(a[k].Logprob)-float64(b[k].Logprob)))
+			d.logprob = max(d.logprob, apart(a[k].Logprob, b[k].Logprob))
 		}
 		if key, equal := firstDigest(ref.digests[i], o.digests[i]); !equal {
 			d.states = false
