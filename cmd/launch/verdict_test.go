@@ -97,7 +97,6 @@ func TestVerdictOfEveryDifference(t *testing.T) {
 			require.Equal(t, c.exit, r.exit)
 			require.Equal(t, c.exit == exitOK, r.Equal)
 			require.Contains(t, r.Advice, c.advice)
-
 			var out bytes.Buffer
 			require.NoError(t, r.writeJSON(&out))
 			var back map[string]any
