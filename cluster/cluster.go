@@ -27,7 +27,6 @@ type Spec struct {
 	Command []string
 	RankEnv map[int][]string // KEY=VALUE, for one rank only
 
-	RunDir string // scratch and sockets of this run; exists
 	Limits Limits
 	Log    *slog.Logger
 	Output io.Writer // what ranks print, tagged with the rank

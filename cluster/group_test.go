@@ -87,7 +87,7 @@ func flagsOf(o model.Options) Flags {
 
 // virtual is a Spec of ranks that are goroutines.
 func virtual(t *testing.T, name string, tp int, o model.Options) Spec {
-	return Spec{TP: tp, Model: preset(t, name), Options: o, Virtual: true, RunDir: t.TempDir()}
+	return Spec{TP: tp, Model: preset(t, name), Options: o, Virtual: true}
 }
 
 // processes is a Spec of ranks that are processes of this test binary.

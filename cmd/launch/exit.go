@@ -7,8 +7,8 @@ import (
 	"octet/cluster"
 )
 
-// The exit codes of every command. 130 and 143 are the shell's own for SIGINT
-// and SIGTERM.
+// The exit codes of every command. After a signal it is 128 and the signal's
+// number, as in a shell: 129 SIGHUP, 130 SIGINT, 143 SIGTERM.
 const (
 	exitOK        = 0 // done; for verify: all settings equal, and the counters prove that they ran
 	exitDifferent = 1 // tokens, log-probabilities, states or counts differ
@@ -21,7 +21,8 @@ const (
 )
 
 const exitTable = `Exit codes: 0 done, equal; 1 different; 2 refused input; 3 vacuous (FC1 or MMRS
-never ran); 4 near-tie; 5 group failure; 130 after Ctrl-C; 143 after SIGTERM.`
+never ran); 4 near-tie; 5 group failure; 129 after SIGHUP, 130 after Ctrl-C, 143
+after SIGTERM.`
 
 // refusal is an error in what the user gave.
 type refusal struct{ err error }

@@ -159,7 +159,7 @@ func (g *groupFlags) spec(t *target, opts model.Options, stderr io.Writer) (clus
 	}
 	return cluster.Spec{
 		TP: g.tp, Model: t.dir, Options: opts, Virtual: g.virtual,
-		Command: []string{exe, rankName}, RankEnv: env, RunDir: g.runDir,
+		Command: []string{exe, rankName}, RankEnv: env,
 		Limits: cluster.Limits{Join: g.join, Step: g.step}, Log: log, Output: stderr,
 	}, nil
 }

@@ -35,7 +35,8 @@
 //
 //	--prompt TEXT, --ids 1,2,3, --prompt-file FILE (a prompt a line); each may be repeated
 //	--max-new-tokens N                (16)
-//	--temperature, --top-k, --top-p, --seed   generate only; greedy without them
+//	--temperature, --top-k, --top-p, --seed   generate only; greedy without them; the last three
+//	                                  alone mean temperature 1
 //
 // A session:
 //
@@ -44,7 +45,7 @@
 //
 // Tokens and tables go to stdout, everything else to stderr. Exit codes: 0 done,
 // equal; 1 different; 2 refused input; 3 vacuous (FC1 or MMRS never ran); 4
-// near-tie; 5 group failure; 130 after Ctrl-C; 143 after SIGTERM.
+// near-tie; 5 group failure; 129 after SIGHUP, 130 after Ctrl-C, 143 after SIGTERM.
 package main
 
 import (

@@ -145,8 +145,13 @@ func (s *server) handler() http.Handler {
 }
 
 func (s *server) status(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(s.report())
+}
+
+func (s *server) report() *statusReport {
 	st := s.group.Status()
-	report := statusReport{
+	report := &statusReport{
 		Schema: schemaVersion, State: st.State, Ready: st.State == "ready", PID: os.Getpid(),
 		Epoch: st.Epoch, TP: st.TP, Model: st.Model, Flags: s.flags,
 	}
@@ -160,8 +165,7 @@ func (s *server) status(w http.ResponseWriter, _ *http.Request) {
 			DeviceUS: float64(r.Device) / float64(time.Microsecond),
 		})
 	}
-	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(report)
+	return report
 }
 
 func (s *server) generate(w http.ResponseWriter, r *http.Request) {

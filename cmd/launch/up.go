@@ -17,7 +17,6 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"octet/cluster"
 	"octet/model"
@@ -34,12 +33,12 @@ func upCommand() *cobra.Command {
 	}
 	addFlags(c, &g, nil, model.DefaultOptions())
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return up(c.Context(), &g, c.Flags(), c.ErrOrStderr())
+		return up(c.Context(), &g, c.OutOrStdout(), c.ErrOrStderr())
 	}
 	return c
 }
 
-func up(ctx context.Context, g *groupFlags, f *pflag.FlagSet, stderr io.Writer) error {
+func up(ctx context.Context, g *groupFlags, stdout, stderr io.Writer) error {
 	t, err := g.open()
 	if err != nil {
 		return err
@@ -63,8 +62,12 @@ func up(ctx context.Context, g *groupFlags, f *pflag.FlagSet, stderr io.Writer) 
 	if err != nil {
 		return err
 	}
-	return newServer(group, g.flags(t), t).serve(ctx, l, func() {
+	s := newServer(group, g.flags(t), t)
+	return s.serve(ctx, l, func() {
 		fmt.Fprintf(stderr, "launch: ready, serving on %s\n", filepath.Join(g.runDir, socketName))
+		if g.json {
+			json.NewEncoder(stdout).Encode(s.report())
+		}
 	})
 }
 
@@ -76,6 +79,12 @@ func (g *groupFlags) flags(t *target) map[string]any {
 	}
 	return m
 }
+
+// How long the group that is up may take to say how it is, and to end.
+const (
+	statusLimit = 5 * time.Second
+	stopLimit   = 15 * time.Second
+)
 
 // client talks to the group that is up in a run directory.
 type client struct {
@@ -133,7 +142,7 @@ func (c *client) do(ctx context.Context, method, path string,
 }
 
 func (c *client) status(ctx context.Context) (*statusReport, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, statusLimit)
 	defer cancel()
 	resp, err := c.do(ctx, "GET", "/status", nil)
 	if err != nil {
@@ -151,6 +160,9 @@ func statusCommand() *cobra.Command {
 		Short: "say how the group in the run directory is",
 		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if _, err := newLogger(io.Discard, g.logLevel); err != nil {
+				return err
+			}
 			s, err := newClient(g.runDir).status(c.Context())
 			if err != nil {
 				return err
@@ -191,13 +203,20 @@ func stopCommand() *cobra.Command {
 		Short: "end the group in the run directory",
 		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, cancel := context.WithTimeout(c.Context(), 15*time.Second)
+			if _, err := newLogger(io.Discard, g.logLevel); err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(c.Context(), stopLimit)
 			defer cancel()
 			resp, err := newClient(g.runDir).do(ctx, "POST", "/stop", nil)
 			if err != nil {
 				return err
 			}
-			return resp.Body.Close()
+			if g.json {
+				stopped := statusReport{Schema: schemaVersion, State: "stopped"}
+				err = json.NewEncoder(c.OutOrStdout()).Encode(stopped)
+			}
+			return errors.Join(err, resp.Body.Close())
 		},
 	}
 	registerRunDir(c.Flags(), &g)

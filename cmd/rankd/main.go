@@ -25,24 +25,44 @@ import (
 	"octet/cluster"
 )
 
-// Exit codes of launch.
+// Exit codes, those of launch: after a signal it is signalled and its number.
 const (
 	exitRefused = 2 // the environment cannot be used
 	exitGroup   = 5 // the group failed
+	signalled   = 128
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	ctx, cancel := context.WithCancel(context.Background())
+	var got syscall.Signal
+	heard := make(chan struct{})
+	go func() { // ends with a signal, or with the process
+		got = (<-signals).(syscall.Signal)
+		close(heard)
+		cancel()
+	}()
 	err := rankd(ctx)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "rankd:", err)
-		var input *cluster.InputError
-		if errors.As(err, &input) {
-			os.Exit(exitRefused)
-		}
-		os.Exit(exitGroup)
+	select {
+	case <-heard:
+		os.Exit(signalled + int(got))
+	default:
+		os.Exit(report(err))
 	}
+}
+
+// report prints why the rank ended and gives the exit code.
+func report(err error) int {
+	var input *cluster.InputError
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, "rankd:", err)
+	if errors.As(err, &input) {
+		return exitRefused
+	}
+	return exitGroup
 }
 
 func rankd(ctx context.Context) error {
