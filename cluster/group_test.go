@@ -186,9 +186,9 @@ func generate(t *testing.T, g *Group, ps []golden, n int) {
 	}
 }
 
-// A virtual group gives the golden tokens with every setting, counts what the
-// formula says in each step on each rank, agrees on digests, and leaves no
-// goroutine.
+// A virtual group gives the golden tokens with FC1 off, on, and on with a fusion
+// that this model is too narrow for, counts what the formula says in each step on
+// each rank, agrees on digests, and leaves no goroutine.
 func TestVirtualGroup(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	var first map[model.DigestKey]uint64
@@ -213,6 +213,7 @@ func TestVirtualGroup(t *testing.T) {
 		for _, r := range g.Steps() {
 			if r.Decision.FC1 {
 				active++
+				require.Equal(t, o.MMRS, r.Decision.FuseReason.Down == model.FuseReasonWidth)
 			}
 		}
 		require.Equal(t, o.FlashComm1, active > 0, name)
@@ -242,15 +243,20 @@ func TestVirtualGroup(t *testing.T) {
 // Both projections of qwen3-demo are wide enough at TP 8, so MMRS really runs,
 // in both modes, and the counts follow.
 func TestVirtualGroupFuses(t *testing.T) {
-	o := settings()["mmrs"]
-	s := virtual(t, "qwen3-demo", 8, o)
-	g := start(t, s)
-	generate(t, g, prompts(t, s.Model, 17), 2)
-	shape, err := ReadShape(s.Model)
-	require.NoError(t, err)
-	require.NoError(t, Check(shape, 8, flagsOf(o), g.Steps()))
-	require.EqualValues(t, 2*shape.Layers,
-		g.Steps()[0].Counts.Calls(collective.MatmulReduceScatter))
+	for mode, want := range map[string]collective.CommMode{
+		model.CommModeAIV: collective.AIV, model.CommModeAICPU: collective.AICPU} {
+		o := settings()["mmrs"]
+		o.CommMode = mode
+		s := virtual(t, "qwen3-demo", 8, o)
+		g := start(t, s)
+		generate(t, g, prompts(t, s.Model, 17), 2)
+		shape, err := ReadShape(s.Model)
+		require.NoError(t, err)
+		require.NoError(t, Check(shape, 8, flagsOf(o), g.Steps()))
+		first := g.Steps()[0]
+		require.EqualValues(t, 2*shape.Layers, first.Counts.Calls(collective.MatmulReduceScatter))
+		require.Equal(t, want, first.Decision.Mode)
+	}
 }
 
 // A request that is cancelled ends with its context's error and leaves the
