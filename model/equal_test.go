@@ -36,11 +36,14 @@ func (s setting) options() Options {
 
 // runs gives the outcome of one prompt under a setting, and checks that the
 // setting was really in force.
-func (s setting) runs(t *testing.T, c *loaded, r Request) outcome {
+func (s setting) runs(t *testing.T, c *loaded, r Request) (got outcome) {
 	t.Helper()
-	g := start(t, c, s.tp, s.options(), nil)
-	got := g.outcome(r)
-	g.proves(s)
+	ran := t.Run(s.String(), func(t *testing.T) { // whose end releases the group
+		g := start(t, c, s.tp, s.options(), nil)
+		got = g.outcome(r)
+		g.proves(s)
+	})
+	require.True(t, ran, "%v", s)
 	return got
 }
 
