@@ -12,17 +12,8 @@ import (
 	"octet/rank"
 )
 
-// eventually waits until f holds, by looking again every few milliseconds.
-func eventually(t *testing.T, limit time.Duration, f func() bool, what string, args ...any) {
-	t.Helper()
-	deadline := time.Now().Add(limit)
-	for !f() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within "+limit.String()+": "+what, args...)
-		}
-		<-time.After(5 * time.Millisecond)
-	}
-}
+// lookAgain is how often a test looks whether what it waits for has come.
+const lookAgain = 5 * time.Millisecond
 
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
@@ -45,8 +36,8 @@ func TestGossip(t *testing.T) {
 	t.Cleanup(func() { _ = stranger.Close() })
 	require.Error(t, stranger.Join([]string{members[0].Addr()}))
 	for r, g := range members {
-		eventually(t, 10*time.Second, func() bool { return g.Members() == 4 },
-			"member %d sees %d of 4", r, g.Members())
+		require.Eventually(t, func() bool { return g.Members() == 4 },
+			10*time.Second, lookAgain, "member %d does not see 4", r)
 	}
 
 	require.NoError(t, members[3].Close())
@@ -63,5 +54,5 @@ func TestGossip(t *testing.T) {
 			}
 		}
 	}
-	eventually(t, 10*time.Second, left, "member 0 has heard nothing of rank3.e1")
+	require.Eventually(t, left, 10*time.Second, lookAgain, "member 0 has heard nothing of rank3.e1")
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"bytes"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,7 +30,7 @@ func waitFor(t *testing.T, p *process) exit {
 	select {
 	case e := <-ended:
 		return e
-	case <-time.After(10 * time.Second):
+	case <-until(t, 10*time.Second).Done():
 		t.Fatalf("pid %d has not ended", p.pid)
 		return exit{}
 	}
@@ -85,15 +86,8 @@ func TestProcessTakesItsFamilyAlong(t *testing.T) {
 // its own parent has yet to reap has ended.
 func requireGone(t *testing.T, pids ...int) {
 	t.Helper()
-	deadline := time.Now().Add(5 * time.Second)
-	for _, pid := range pids {
-		for alive(pid) {
-			if time.Now().After(deadline) {
-				t.Fatalf("pid %d is still there", pid)
-			}
-			<-time.After(2 * time.Millisecond)
-		}
-	}
+	require.Eventually(t, func() bool { return !slices.ContainsFunc(pids, alive) },
+		5*time.Second, lookAgain, "of %v some are still there", pids)
 }
 
 func alive(pid int) bool {

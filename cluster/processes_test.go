@@ -66,8 +66,8 @@ func TestProcessGroup(t *testing.T) {
 	shape, err := ReadShape(s.Model)
 	require.NoError(t, err)
 	require.NoError(t, Check(shape, 8, flagsOf(o), g.Steps()))
-	eventually(t, 10*time.Second, func() bool { return g.Status().Members == 9 },
-		"gossip sees eight ranks and the master")
+	require.Eventually(t, func() bool { return g.Status().Members == 9 },
+		10*time.Second, lookAgain, "gossip does not see eight ranks and the master")
 	all := pids(g)
 	require.Equal(t, &rank.Refuse{Reason: fmt.Sprintf("rank 3 is held by pid %d on %s",
 		all[3], g.Status().Ranks[3].Host)}, pretend(t, g, 3))
@@ -104,7 +104,8 @@ func TestKillAnIdleRank(t *testing.T) {
 	g := start(t, processes(t, "qwen3-tp8", 2, settings()["off"], &out))
 	all := pids(g)
 	require.NoError(t, syscall.Kill(all[1], syscall.SIGKILL))
-	eventually(t, 5*time.Second, func() bool { return g.Status().State == "failed" }, "it shows")
+	require.Eventually(t, func() bool { return g.Status().State == "failed" },
+		5*time.Second, lookAgain, "it does not show")
 	var early *Failure
 	_, err := g.Submit(context.Background(), Request{ID: 1, IDs: []int{1}, MaxNew: 1})
 	require.ErrorAs(t, err, &early, "the verdict is waited for")
@@ -116,8 +117,8 @@ func TestKillAnIdleRank(t *testing.T) {
 	requireGone(t, all...)
 }
 
-// A rank that dies in its first, second or third effort to start fails the
-// start by name, signal and phase.
+// A rank that is killed or exits at some point of its start fails the start by
+// name, signal or exit status, and phase.
 func TestKillAStartingRank(t *testing.T) {
 	for _, c := range []struct{ point, phase, signal string }{
 		{"rank/hello=kill", "join", "killed"},

@@ -92,6 +92,9 @@ type target struct {
 // open reads what the master needs of the checkpoint, and refuses what no rank
 // could run.
 func (g *groupFlags) open() (*target, error) {
+	if _, err := newLogger(io.Discard, g.logLevel); err != nil {
+		return nil, err
+	}
 	t := &target{dir: g.model, name: g.model}
 	if g.model == "" {
 		dir, err := unpackDemo()

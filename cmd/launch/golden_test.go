@@ -22,7 +22,7 @@ const goldens = "../../../shared/golden"
 // long says that prompts of more than 200 tokens are wanted, too. The one of
 // 8,200 is 550 GFLOP, so it runs once, at TP=8, on virtual ranks:
 //
-//	OCTET_LONG=1 go test -timeout 60m -run 'TestGoldens/qwen3-demo' ./cmd/launch
+//	OCTET_LONG=1 go test -timeout 2h -run 'TestGoldens/qwen3-demo' ./cmd/launch
 var long = os.Getenv("OCTET_LONG") == "1"
 
 // golden is what golden.json says of one checkpoint.

@@ -359,14 +359,19 @@ func TestUpServesOtherTerminals(t *testing.T) {
 	r = ask("up")
 	require.Equal(t, exitRefused, r.code)
 	require.Contains(t, r.stderr, fmt.Sprintf("by process %d:", p.cmd.Process.Pid))
-	r = ask("status", "--log-level", "loud")
-	require.Equal(t, exitRefused, r.code)
+	for _, command := range []string{"status", "stop", "generate --ids 1", "up"} {
+		r = ask(append(strings.Fields(command), "--log-level", "loud")...)
+		require.Equal(t, exitRefused, r.code, command)
+		require.Contains(t, r.stderr, `--log-level is "loud"`, command)
+	}
 	r = ask("status", "--json")
 	require.Contains(t, r.stdout, `"ready":true`)
+	require.Contains(t, r.stdout, `"suspected":false`)
+	require.Contains(t, ask("status").stdout, " members\n")
 
 	r = ask("stop", "--json")
 	require.Equal(t, exitOK, r.code)
-	require.Contains(t, r.stdout, `"schema":1,"state":"stopped"`)
+	require.Equal(t, `{"schema":1,"state":"stopped"}`+"\n", r.stdout)
 	require.Equal(t, exitOK, p.end())
 	gone(t, pids, time.Second)
 	require.Equal(t, exitRefused, ask("status").code)

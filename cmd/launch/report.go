@@ -39,10 +39,11 @@ type verifyReport struct {
 // are calls of one rank over all steps; all_gather counts those of the
 // sequence, as the formula does.
 type settingReport struct {
-	Name           string  `json:"name"`
-	Prompts        int     `json:"prompts"`
-	Tokens         int     `json:"tokens"`
-	Mismatches     int     `json:"mismatches"`
+	Name       string `json:"name"`
+	Prompts    int    `json:"prompts"`
+	Tokens     int    `json:"tokens"`
+	Mismatches int    `json:"mismatches"`
+	// MaxLogprobDiff is the largest float32 where a difference is no number.
 	MaxLogprobDiff float64 `json:"max_logprob_diff"`
 	HiddenBitEqual bool    `json:"hidden_bit_equal"`
 	Steps          int     `json:"steps"`

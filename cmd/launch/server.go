@@ -42,6 +42,9 @@ type statusReport struct {
 	Flags  map[string]any `json:"flags"`
 	Ranks  []rankReport   `json:"ranks"`
 	Last   string         `json:"last_failure,omitempty"`
+	// Members is how many members the master's gossip sees, itself included; 0
+	// in a virtual group.
+	Members int `json:"members"`
 }
 
 type rankReport struct {
@@ -52,7 +55,8 @@ type rankReport struct {
 	Step        uint64  `json:"step"`
 	WeightBytes int64   `json:"weight_bytes"`
 	DeviceUS    float64 `json:"device_us"` // virtual time of the device's bring-up
-	Members     int     `json:"members"`   // that its gossip sees
+	Members     int     `json:"members"`   // that its gossip saw when it was ready
+	Suspected   bool    `json:"suspected"` // gossip lost it: a hint, no verdict
 }
 
 // generateRequest asks for one prompt.
@@ -153,7 +157,7 @@ func (s *server) report() *statusReport {
 	st := s.group.Status()
 	report := &statusReport{
 		Schema: schemaVersion, State: st.State, Ready: st.State == "ready", PID: os.Getpid(),
-		Epoch: st.Epoch, TP: st.TP, Model: st.Model, Flags: s.flags,
+		Epoch: st.Epoch, TP: st.TP, Model: st.Model, Flags: s.flags, Members: st.Members,
 	}
 	if st.Last != nil {
 		report.Last = st.Last.Error()
@@ -161,7 +165,7 @@ func (s *server) report() *statusReport {
 	for _, r := range st.Ranks {
 		report.Ranks = append(report.Ranks, rankReport{
 			Rank: r.Rank, PID: r.PID, Host: r.Host, State: r.State, Step: r.Step,
-			WeightBytes: r.Bytes, Members: r.Members,
+			WeightBytes: r.Bytes, Members: r.Members, Suspected: r.Suspected,
 			DeviceUS: float64(r.Device) / float64(time.Microsecond),
 		})
 	}
@@ -197,8 +201,8 @@ func (s *server) generate(w http.ResponseWriter, r *http.Request) {
 }
 
 // serve answers until the group ends, somebody asks to stop, or ctx ends; the
-// group has ended then. It calls ready when the group is.
-func (s *server) serve(ctx context.Context, l net.Listener, ready func()) error {
+// group has ended then. It calls ready when the group is; its error ends it, too.
+func (s *server) serve(ctx context.Context, l net.Listener, ready func() error) error {
 	web := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second}
 	go web.Serve(l) // ends when web is shut down, below
 	err := s.attend(ctx, ready)
@@ -210,12 +214,14 @@ func (s *server) serve(ctx context.Context, l net.Listener, ready func()) error 
 }
 
 // attend waits for the end of the group, and brings it about when it is wanted.
-func (s *server) attend(ctx context.Context, ready func()) error {
+func (s *server) attend(ctx context.Context, ready func() error) error {
 	for isReady := s.group.Ready(); ; {
 		select {
 		case <-isReady:
 			isReady = nil
-			ready()
+			if err := ready(); err != nil {
+				return errors.Join(err, s.group.Stop(context.WithoutCancel(ctx)))
+			}
 		case <-s.group.Done():
 			return s.group.Err()
 		case <-s.asked:

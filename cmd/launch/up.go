@@ -63,11 +63,15 @@ func up(ctx context.Context, g *groupFlags, stdout, stderr io.Writer) error {
 		return err
 	}
 	s := newServer(group, g.flags(t), t)
-	return s.serve(ctx, l, func() {
+	return s.serve(ctx, l, func() error {
 		fmt.Fprintf(stderr, "launch: ready, serving on %s\n", filepath.Join(g.runDir, socketName))
-		if g.json {
-			json.NewEncoder(stdout).Encode(s.report())
+		if !g.json {
+			return nil
 		}
+		if err := json.NewEncoder(stdout).Encode(s.report()); err != nil {
+			return refuse("write the status: %w", err)
+		}
+		return nil
 	})
 }
 
@@ -179,7 +183,8 @@ func statusCommand() *cobra.Command {
 }
 
 func (s *statusReport) write(w io.Writer) {
-	fmt.Fprintf(w, "%s: %s, TP=%d, epoch %d, launch %d\n", s.State, s.Model, s.TP, s.Epoch, s.PID)
+	fmt.Fprintf(w, "%s: %s, TP=%d, epoch %d, launch %d, %d members\n",
+		s.State, s.Model, s.TP, s.Epoch, s.PID, s.Members)
 	if s.Last != "" {
 		fmt.Fprintln(w, "last failure:", s.Last)
 	}
@@ -190,10 +195,20 @@ func (s *statusReport) write(w io.Writer) {
 	t.AppendHeader(table.Row{"rank", "pid", "host", "state", "step", "weight bytes",
 		"device us", "members"})
 	for _, r := range s.Ranks {
-		t.AppendRow(table.Row{r.Rank, r.PID, r.Host, r.State, r.Step, r.WeightBytes,
+		state := r.State
+		if r.Suspected {
+			state += " (suspected)"
+		}
+		t.AppendRow(table.Row{r.Rank, r.PID, r.Host, state, r.Step, r.WeightBytes,
 			fmt.Sprintf("%.1f", r.DeviceUS), r.Members})
 	}
 	t.Render()
+}
+
+// stopReport is the JSON object of stop.
+type stopReport struct {
+	Schema int    `json:"schema"`
+	State  string `json:"state"` // stopped
 }
 
 func stopCommand() *cobra.Command {
@@ -213,8 +228,7 @@ func stopCommand() *cobra.Command {
 				return err
 			}
 			if g.json {
-				stopped := statusReport{Schema: schemaVersion, State: "stopped"}
-				err = json.NewEncoder(c.OutOrStdout()).Encode(stopped)
+				err = json.NewEncoder(c.OutOrStdout()).Encode(stopReport{schemaVersion, "stopped"})
 			}
 			return errors.Join(err, resp.Body.Close())
 		},

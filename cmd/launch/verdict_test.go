@@ -63,6 +63,10 @@ func TestVerdictOfEveryDifference(t *testing.T) {
 		{"a log-probability that is no number", func(o *outcome) {
 			o.tokens[0][1].Logprob = float32(math.NaN())
 		}, "different", exitDifferent, "log-probabilities differ"},
+		{"a log-probability without bound", func(o *outcome) {
+			o.tokens[0][0].Logprob = float32(math.Inf(-1))
+			o.tokens[0][1].ID = 8
+		}, "different", exitDifferent, "token 1"},
 		{"the number of tokens", func(o *outcome) { o.tokens[0] = o.tokens[0][:1] },
 			"different", exitDifferent, "1 tokens, 2 in the reference"},
 		{"a state", func(o *outcome) { differ(o, model.OpKey, 0, 99) },
@@ -88,21 +92,51 @@ func TestVerdictOfEveryDifference(t *testing.T) {
 		}, "near-tie", exitNearTie, "token 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			v := &verifier{group: &groupFlags{tp: 8}, target: &target{name: "a model"},
-				prompts: []prompt{{name: "one"}}}
-			ref, other := made("fc1 off", true), made("fc1+mmrs aiv", true)
-			c.change(other)
-			r := v.report([]*outcome{ref, other})
+			r := reportOf(t, c.change)
 			require.Equal(t, c.verdict, r.Verdict, r.advice)
 			require.Equal(t, c.exit, r.exit)
 			require.Equal(t, c.exit == exitOK, r.Equal)
 			require.Contains(t, r.Advice, c.advice)
-			var out bytes.Buffer
-			require.NoError(t, r.writeJSON(&out))
-			var back map[string]any
-			require.NoError(t, json.Unmarshal(out.Bytes(), &back))
-			require.Equal(t, c.verdict, back["verdict"])
-			require.Len(t, back["settings"], 2)
 		})
 	}
+}
+
+// reportOf holds an outcome that was changed against one that was not. The
+// report can be written as JSON whatever it says.
+func reportOf(t *testing.T, change func(o *outcome)) *verifyReport {
+	t.Helper()
+	v := &verifier{group: &groupFlags{tp: 8}, target: &target{name: "a model"},
+		prompts: []prompt{{name: "one"}}}
+	ref, other := made("fc1 off", true), made("fc1+mmrs aiv", true)
+	change(other)
+	r := v.report([]*outcome{ref, other})
+	var out bytes.Buffer
+	require.NoError(t, r.writeJSON(&out))
+	var back map[string]any
+	require.NoError(t, json.Unmarshal(out.Bytes(), &back))
+	require.Equal(t, r.Verdict, back["verdict"])
+	require.Len(t, back["settings"], 2)
+	return r
+}
+
+// A difference that is no number is the largest float32 in JSON, which has
+// neither NaN nor infinities.
+func TestDifferencesThatAreNoNumbers(t *testing.T) {
+	nan, inf := float32(math.NaN()), float32(math.Inf(-1))
+	for _, c := range [][2]float32{{-1, nan}, {nan, -1}, {nan, nan}, {inf, -1}, {inf, inf}} {
+		require.InDelta(t, math.MaxFloat32, apart(c[0], c[1]), 0, c)
+	}
+	require.Zero(t, apart(-1, -1))
+	require.InDelta(t, 0.5, apart(-1, -1.5), 0)
+}
+
+// One rank has nothing to shard, and says so whatever else did not run.
+func TestVerdictOfOneRank(t *testing.T) {
+	v := &verifier{group: &groupFlags{tp: 1}, target: &target{name: "a model"},
+		prompts: []prompt{{name: "one"}}}
+	r := v.report([]*outcome{made("fc1 off", false), made("fc1", false)})
+	require.Equal(t, "vacuous", r.Verdict)
+	require.Equal(t, exitVacuous, r.exit)
+	require.False(t, r.Equal)
+	require.Equal(t, "one rank has nothing to shard: give --tp 2 or more", r.Advice)
 }
