@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -172,18 +171,19 @@ func TestDeadRankIsNamed(t *testing.T) {
 		{"rank/hello=kill", "join"},
 		{"rank/assigned=kill", "handshake"},
 		{"rank/handshake=kill", "handshake"},
-		{"rank/linked=kill", "link"},
-		{"rank/loaded=kill", "load"},
-		{"rank/step:1=kill", "step 1 (prefill)"},
-		{"rank/step:3=kill", "step 3 (decode)"},
-		{"collective/op:4=kill", "step 1 (prefill)"},
+		// A rank that is killed at once may not have reported its last phase.
+		{"rank/linked=kill", "(handshake|link)"},
+		{"rank/loaded=kill", "(link|load)"},
+		{"rank/step:1=kill", `step 1 \(prefill\)`},
+		{"rank/step:3=kill", `step 3 \(decode\)`},
+		{"collective/op:4=kill", `step 1 \(prefill\)`},
 	} {
 		t.Run(c.point, func(t *testing.T) {
 			r := launch(t, "generate", "--ids", "1,2,3,4", "--max-new-tokens", "8", "--tp", "4",
 				"--rank-env", "2:OCTET_FAILPOINT="+c.point)
 			require.Equal(t, exitGroup, r.code, r.stderr)
 			require.Regexp(t, `rank 2 \(pid \d+\) was killed by signal "killed" in .*`+
-				regexp.QuoteMeta(c.phase), r.stderr)
+				c.phase, r.stderr)
 			require.Less(t, r.took, 5*time.Second)
 			require.NotContains(t, r.stderr, "rank 0 (pid", "a victim is blamed")
 		})
