@@ -84,11 +84,13 @@ func TestRankTakesSignals(t *testing.T) {
 // Up prints its status as JSON when it is ready, and ends where it cannot.
 func TestUpPrintsItsStatus(t *testing.T) {
 	args := []string{"up", "--json", "--tp", "2", "--virtual", "--run-dir"}
-	ctx, cancel := context.WithCancelCause(t.Context())
+	limit, done := context.WithTimeout(t.Context(), patience)
+	defer done()
+	ctx, cancel := context.WithCancelCause(limit)
 	from, to := io.Pipe()
 	ended := make(chan error, 1)
 	var errs bytes.Buffer
-	go func() { // ends when ctx does, below
+	go func() { // ends when ctx does
 		err := run(ctx, append(args, runDir(t)), to, &errs)
 		to.Close()
 		ended <- err
@@ -103,7 +105,7 @@ func TestUpPrintsItsStatus(t *testing.T) {
 	require.True(t, errors.As(<-ended, &stopped))
 
 	errs.Reset()
-	err := run(t.Context(), append(args, runDir(t)), full{}, &errs)
+	err := run(limit, append(args, runDir(t)), full{}, &errs)
 	require.Equal(t, exitRefused, exitCode(err))
 	require.Contains(t, errs.String(), "no space left")
 }

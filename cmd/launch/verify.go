@@ -265,7 +265,7 @@ type difference struct {
 const nearTie = 0.01
 
 // nearLogprob is how far log-probabilities before a near-tie may be apart: the
-// bound that was published with the fused operator (xLLM, pull request 1890).
+// bound that xLLM publishes for its fused operator beside the unfused one.
 const nearLogprob = 0.03
 
 // apart is how far two log-probabilities are from each other; where one is no
